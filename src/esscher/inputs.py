@@ -78,12 +78,8 @@ def as_attention(q: Any, k: Any, v: Any, scale: Any) -> tuple[Tensor, Tensor, Te
         raise ValueError(
             f"q, k, v: expected one device, got {query.device}, {key.device}, {value.device}"
         )
-    return (
-        query,
-        key,
-        value,
-        query.shape[1] ** -0.5 if scale is None else as_positive(scale, "scale"),
-    )
+    scale = query.shape[1] ** -0.5 if scale is None else as_positive(scale, "scale")
+    return query, key, value, scale
 
 
 def _read(value: Any, name: str) -> Tensor:
@@ -108,12 +104,9 @@ def _from_array(array: npt.NDArray[Any], name: str) -> Tensor:
     """torch reads arrays of native byte order and rising strides that may be written to; others are
     copied into one.
     """
-    if array.dtype.kind not in "fiub" or isinstance(array, np.ma.MaskedArray):
-        kind = (
-            "a masked array"
-            if isinstance(array, np.ma.MaskedArray)
-            else f"an array of dtype {array.dtype}"
-        )
+    masked = isinstance(array, np.ma.MaskedArray)
+    if array.dtype.kind not in "fiub" or masked:
+        kind = "a masked array" if masked else f"an array of dtype {array.dtype}"
         raise ValueError(f"{name}: expected floating-point numbers, got {kind}")
     dtype = np.dtype(np.float64) if array.dtype == np.longdouble else array.dtype.newbyteorder("=")
     return torch.from_numpy(np.require(array, dtype, ["C", "W", "A"]))
@@ -203,12 +196,7 @@ def as_counts(value: Any, name: str) -> npt.NDArray[np.int64]:
         raise ValueError(
             f"{name}: expected a number or a flat list of numbers, got shape {numbers.shape}"
         )
-    bad = (
-        ~np.isfinite(numbers) if numbers.dtype.kind == "f" else np.zeros(numbers.shape, dtype=bool)
-    )
-    bad |= (numbers < 1) | (numbers > 2**53)
-    if numbers.dtype.kind == "f":
-        bad |= numbers != np.floor(numbers)
+    bad = ~((numbers >= 1) & (numbers <= 2**53) & (numbers == np.floor(numbers)))  # NaN is bad
     if bad.any():
         raise ValueError(f"{name}: expected whole numbers from 1 to 2**53, got {numbers[bad][0]:g}")
     return numbers.astype(np.int64)

@@ -172,8 +172,8 @@ class _GivenOrder(Ranked):
     """A ranking whose order of the keys (N,) was computed from all queries."""
 
     name: ClassVar[str] = "order"
-    given: Tensor = field(repr=False)
     size: int | None
+    given: Tensor = field(repr=False)
 
     def order(self, context: Context) -> Tensor:
         return self.given
@@ -188,7 +188,7 @@ def precomputed(rule: Rule, context: Context, n: int | None) -> tuple[Rule, int 
         if not isinstance(part, Ranked) or part.per_query or part.near(0, 0) is not None:
             return part
         order = part.order(context)
-        return part if order.ndim == 2 else _GivenOrder(order, part.size)
+        return part if order.ndim == 2 else _GivenOrder(part.size, order)
 
     def seen(is_open: bool) -> Iterator[tuple[Context, Tensor, Tensor | None]]:
         """What the chance of a key depends on, for blocks of queries."""

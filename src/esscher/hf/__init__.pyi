@@ -1,9 +1,11 @@
 from .call import AttentionCall as AttentionCall
 from .capture import (
     CaptureReport as CaptureReport,
+    Parity as Parity,
     StopForward as StopForward,
     capture as capture,
     forward as forward,
+    parity as parity,
 )
 from .interventions import (
     Acted as Acted,
@@ -17,6 +19,8 @@ from .loading import (
     load_model as load_model,
     wrap_model as wrap_model,
 )
-from .maps import LinearMaps as LinearMaps, linear_maps as linear_maps
-from .capture import Parity as Parity, parity as parity
-from .maps import head_projections as head_projections
+from .maps import (
+    LinearMaps as LinearMaps,
+    head_projections as head_projections,
+    linear_maps as linear_maps,
+)

@@ -131,7 +131,12 @@ class _Session:
     last: int | None = None  # the pass ends after this layer
 
     def __init__(
-        self, model: Any, sink: Sink, layers: Iterable[int] | None, hidden: bool, detach: bool
+        self,
+        model: Any,
+        sink: Sink | None,
+        layers: Iterable[int] | None,
+        hidden: bool,
+        detach: bool,
     ) -> None:
         self.model, self.sink, self.detach = model, sink, detach
         self.report = CaptureReport(expected_layers(model))
@@ -206,7 +211,7 @@ class _Session:
         self.next_layer += 1
         self.report.calls += 1
         self.report.names.setdefault(call.layer, call.name)
-        if self.layers is None or call.layer in self.layers:
+        if self.sink is not None and (self.layers is None or call.layer in self.layers):
             self.sink(shown)
         if self.last is not None and call.layer >= self.last:
             raise StopForward
@@ -272,7 +277,7 @@ def without_cache(model: Any) -> dict[str, bool]:
 @contextlib.contextmanager
 def open_session(
     model: Any,
-    sink: Sink,
+    sink: Sink | None = None,
     *,
     layers: Iterable[int] | None = None,
     hidden: bool = False,
@@ -377,13 +382,6 @@ class Parity:
     def holds(self) -> bool:
         """Equal to 1e-6, absolute or relative to the largest output."""
         return min(self.max_difference, self.relative) <= TOLERANCE
-
-    def __str__(self) -> str:
-        layers = "?" if self.expected is None else self.expected
-        return (
-            f"parity {self.max_difference:.1e} (relative {self.relative:.1e}), {self.captured} of"
-            f" {layers} layers captured"
-        )
 
 
 def parity(model: Any, inputs: Mapping[str, Any] | None = None) -> Parity:

@@ -60,7 +60,7 @@ def _read_header(path: Path, _version: tuple[int, ...]) -> GgufHeader:
     is_list = library.GGUFValueType.ARRAY
 
     class Reader(library.GGUFReader):  # type: ignore[misc, name-defined]
-        def _get(self, offset: int, dtype: Any, count: Any = 1, override_order: Any = None) -> Any:
+        def _get(self, offset: int, dtype: Any, count: Any = 1, **_: Any) -> Any:
             # never beyond the end, where the package would follow a wrong count; and faster
             return np.frombuffer(self.data, dtype, int(count), int(offset))
 

@@ -10,7 +10,6 @@ and so are the pairs of queries and keys that were taken away.
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -30,10 +29,10 @@ Decide = Callable[[AttentionCall], "Kept | None"]
 
 @dataclass(frozen=True)
 class Kept:
-    """What is left to the queries of an attention call, beside its own mask; axes of length 1 stand
-    for all.
+    """The keys that the queries of an attention call keep, of those that its own mask shows; axes
+    of length 1 stand for all.
 
-    ``weight``: what a kept key counts, where that is not 1.
+    ``weight``: factor of a kept key in the softmax, where it is not 1.
     """
 
     allowed: Bool[Tensor, "batch heads m keys"]
@@ -42,8 +41,8 @@ class Kept:
 
 @dataclass
 class Acted:
-    """What interventions did so far: attention calls seen, calls in which a pair went or was
-    weighted, pairs that went.
+    """Counts of an intervention: attention calls, calls that it changed, and pairs of a query and a
+    key that it dropped.
     """
 
     calls: int = 0
@@ -60,8 +59,8 @@ def intervene(
     hidden: bool = False,
     after: Callable[[AttentionCall, Tensor], Tensor] | None = None,
 ) -> Iterator[Acted]:
-    """Inside, every self-attention layer of the model attends to what ``decide(captured)`` leaves;
-    None leaves all.
+    """Inside, every self-attention layer of the model attends to the keys that ``decide(captured)``
+    keeps; None keeps all.
 
     ``sink`` and ``hidden`` are those of capture; ``after(captured, out)`` may return another output
     of an attention call. A model whose attention does not go through the interface is refused, and
@@ -70,23 +69,27 @@ def intervene(
     0.
     """
     acted = Acted()
-    with open_session(model, sink or _look_on, hidden=hidden) as session:
-        session.after = after
-        session.change = functools.partial(_changed, decide, acted)
+
+    def change(captured: AttentionCall) -> AttentionCall:
+        acted.calls += 1
+        kept = decide(captured)
+        if kept is None:
+            return captured
+        left, dropped = with_kept(captured, kept)
+        acted.changed += left is not captured
+        acted.dropped += dropped
+        return left
+
+    with open_session(model, sink, hidden=hidden) as session:
+        session.after, session.change = after, change
         yield acted
         reason = escaped(model, session.report.layers) if session.report.calls else None
     if reason is not None:
         raise ValueError(f"interventions: {reason}")
 
 
-def _look_on(captured: AttentionCall) -> None:
-    """A sink that wants nothing."""
-
-
 def check_acted(acted: Acted, full: Tensor, kept: Tensor) -> None:
-    """ValueError where keys were dropped and the output is the full model's to the last bit:
-    something ignored it.
-    """
+    """Raise where keys were dropped and the output is still the full model's to the last bit."""
     if acted.dropped and torch.equal(full, kept):
         raise ValueError(
             f"interventions: {acted.dropped} pairs of queries and keys were dropped in"
@@ -95,20 +98,9 @@ def check_acted(acted: Acted, full: Tensor, kept: Tensor) -> None:
         )
 
 
-def _changed(decide: Decide, acted: Acted, captured: AttentionCall) -> AttentionCall:
-    acted.calls += 1
-    kept = decide(captured)
-    if kept is None:
-        return captured
-    left, dropped = with_kept(captured, kept)
-    acted.changed += left is not captured
-    acted.dropped += dropped
-    return left
-
-
 def with_kept(captured: AttentionCall, kept: Kept) -> tuple[AttentionCall, int]:
-    """The same call on what is kept, and how many pairs that took away; the call itself where
-    nothing changes.
+    """The call on the kept keys, and how many pairs of a query and a key were dropped; the call
+    itself where nothing changes.
     """
     queries, keys = captured.query.shape[2], captured.key.shape[2]
     seen = captured.visible(torch.arange(queries, device=captured.query.device))
@@ -147,7 +139,6 @@ def _nearest(seen: Bool[Tensor, "batch heads m keys"]) -> Bool[Tensor, "batch he
 
 
 # ---- every query under a rule
-# ------------------------------------------------------------------------------------------
 
 
 def rule_for_every_query(
@@ -200,7 +191,6 @@ def rule_for_every_query(
 
 
 # ---- a cache
-# ------------------------------------------------------------------------------------------
 
 
 class Prefilled:
@@ -246,7 +236,7 @@ def prefill(model: Any, ids: Int[Tensor, "batch tokens"], sink: Sink | None = No
             " few instead"
         )
     cache = transformers().DynamicCache()
-    with torch.no_grad(), open_session(model, sink or _look_on):
+    with torch.no_grad(), open_session(model, sink):
         model(input_ids=ids, past_key_values=cache, use_cache=True)
     layers, expected = len(cache.layers), expected_layers(model)
     if cache.get_seq_length() != ids.shape[1] or (expected is not None and layers != expected):

@@ -97,26 +97,21 @@ def linear_maps(model: Any, *, layers: Iterable[int] | None = None) -> list[Line
         other[1, 1], other[1, 2], other[1, 3] = b, b, a
         return other.requires_grad_(True)
 
-    def sink(captured: AttentionCall) -> None:
-        found.append(_maps(captured))
+    def sink(call: AttentionCall) -> None:
+        maps: dict[str, Tensor | None] = {}
+        reasons = []
+        for letter, tensor in (("q", call.query), ("k", call.key), ("v", call.value)):
+            maps[f"w{letter}"], maps[f"b{letter}"], why = _affine(tensor, call.hidden)
+            reasons += [f"{letter} {why}"] if why is not None else []
+        reason = "; ".join(reasons) or None
+        shape = call.layer, call.name, call.heads, call.kv_heads, call.scale
+        found.append(LinearMaps(*shape, reason=reason, **maps))
 
     options: dict[str, Any] = {"layers": layers, "hidden": True, "detach": False}
     with open_session(model, sink, **options) as session, torch.enable_grad():
         session.replace = replace
         model(**inputs, **without_cache(model))
     return found
-
-
-def _maps(call: AttentionCall) -> LinearMaps:
-    fields: dict[str, Tensor | None] = {}
-    reasons = []
-    for letter, tensor in (("q", call.query), ("k", call.key), ("v", call.value)):
-        fields[f"w{letter}"], fields[f"b{letter}"], why = _affine(tensor, call.hidden)
-        reasons += [f"{letter} {why}"] if why is not None else []
-    reason = "; ".join(reasons) or None
-    return LinearMaps(
-        call.layer, call.name, call.heads, call.kv_heads, call.scale, reason=reason, **fields
-    )
 
 
 def _affine(out: Tensor, hidden: Tensor | None) -> tuple[Tensor | None, Tensor | None, str | None]:
@@ -202,7 +197,7 @@ def head_projections(model: Any) -> dict[int, Float[Tensor, "heads width d"]]:
         if not list(module.children()) and list(module.parameters())
     ]
     try:
-        with torch.no_grad(), open_session(model, lambda captured: None) as session:
+        with torch.no_grad(), open_session(model) as session:
             session.after = after
             model(**example_inputs(model), **without_cache(model))
     finally:

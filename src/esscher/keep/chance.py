@@ -53,11 +53,9 @@ class Importance(Chance):
         return rest * given
 
     def take(self, rows: Tensor) -> Chance:
-        return (
-            self
-            if self.given.ndim == 1
-            else replace(self, given=self.given[rows.to(self.given.device)])
-        )
+        if self.given.ndim == 1:
+            return self
+        return replace(self, given=self.given[rows.to(self.given.device)])
 
     def text(self) -> str:
         """Its name: given probabilities cannot be written, and no text is read as them."""
@@ -75,6 +73,7 @@ class MagicPIG(Chance):
     """
 
     name: ClassVar[str] = "magicpig"
+    per_query = True
     bits: int = 10
     tables: int = 150
     reweight: bool = True
@@ -82,10 +81,6 @@ class MagicPIG(Chance):
     def __post_init__(self) -> None:
         as_size(self.bits, "magicpig, bits")
         as_size(self.tables, "magicpig, tables", least=2)
-
-    @property
-    def per_query(self) -> bool:
-        return True
 
     def probability(self, context: Context, rest: Tensor, wanted: Tensor | None) -> Tensor:
         k = context.k.double() - context.k.double().mean(0)
@@ -113,10 +108,6 @@ class Random(Chance):
 
     def __post_init__(self) -> None:
         as_fraction(self.share, "random")
-
-    @property
-    def is_open(self) -> bool:
-        return self.share is None
 
     def probability(self, context: Context, rest: Tensor, wanted: Tensor | None) -> Tensor:
         if self.share is not None:
@@ -154,14 +145,11 @@ class AdaptiveRest(Chance):
     """
 
     name: ClassVar[str] = "adaptive"
+    per_query = True
     epsilon: float = 0.1
     delta: float = 0.1
     base: float = 0.02
     reweight: ClassVar[bool] = True  # type: ignore[misc]
-
-    @property
-    def per_query(self) -> bool:
-        return True
 
     def __post_init__(self) -> None:
         as_between(self.epsilon, "adaptive, epsilon", 0, 1)
@@ -173,11 +161,9 @@ class AdaptiveRest(Chance):
         """Keys of the base sample; two at least, where there is one: a standard deviation needs
         them.
         """
-        return (
-            torch.minimum(rest, (self.base * rest).floor().clamp_min(2))
-            if self.base
-            else torch.zeros_like(rest)
-        )
+        if not self.base:
+            return torch.zeros_like(rest)
+        return torch.minimum(rest, (self.base * rest).floor().clamp_min(2))
 
     def budget(self, sigma: Tensor, total: Tensor, rest: Tensor) -> Tensor:
         """b, a whole number: from the base sample's size, and from 1, to ``rest``, the keys there
@@ -215,10 +201,6 @@ class Neyman(Chance):
         as_size(self.size, "neyman")
 
     @property
-    def is_open(self) -> bool:
-        return self.size is None
-
-    @property
     def per_query(self) -> bool:
         return not self.shared
 
@@ -227,10 +209,9 @@ class Neyman(Chance):
         return self.shared
 
     def probability(self, context: Context, rest: Tensor, wanted: Tensor | None) -> Tensor:
-        count = torch.full(
-            (len(rest),), float(self.size or 0), dtype=torch.float64, device=rest.device
-        )
-        return next(self.probabilities(context, rest, [count if wanted is None else wanted]))
+        if wanted is None:
+            wanted = torch.full_like(rest[:, 0], self.size or 0, dtype=torch.float64)
+        return next(self.probabilities(context, rest, [wanted]))
 
     def probabilities(
         self, context: Context, rest: Tensor, wanted: Sequence[Tensor]
@@ -241,10 +222,8 @@ class Neyman(Chance):
         else:
             gains = gain(context) * rest
         if self.shared:
-            gains, counts = (
-                gains.square().mean(0, keepdim=True).sqrt(),
-                counts.mean(0, keepdim=True),
-            )
+            gains = gains.square().mean(0, keepdim=True).sqrt()
+            counts = counts.mean(0, keepdim=True)
         for p in fill_up(gains, counts):
             yield p * rest
 

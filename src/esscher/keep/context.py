@@ -15,6 +15,8 @@ from torch.nn.functional import pad
 
 from esscher.inputs import as_attention
 
+OF_QUERIES = ("q", "positions", "mask", "logits", "heads", "sink", "gradient", "norm")  # rows
+
 
 @dataclass(frozen=True)
 class Context:
@@ -52,26 +54,18 @@ class Context:
 
     @classmethod
     def of(cls, q: Any, k: Any, v: Any, scale: Any = None, positions: Any = None) -> Context:
-        """``scale`` None = 1/sqrt(width of q); ``positions`` None: every query stands at the last
-        key, and sees them all.
+        """A context of checked tensors; ``scale`` None = 1/sqrt(width of q), ``positions`` None:
+        every query stands at the last key and sees them all.
         """
         query, key, value, factor = as_attention(q, k, v, scale)
-        return cls(
-            query,
-            key,
-            value,
-            factor,
-            _positions(positions, query.shape[0], key.shape[0]).to(key.device),
-        )
+        places = _positions(positions, len(query), len(key)).to(key.device)
+        return cls(query, key, value, factor, places)
 
     @property
     def dtype(self) -> torch.dtype:
-        """What q, k and v are known in: float64, or float32 and less."""
-        return (
-            torch.float64
-            if torch.float64 in (self.q.dtype, self.k.dtype, self.v.dtype)
-            else torch.float32
-        )
+        """float64 where q, k or v is, else float32."""
+        double = torch.float64 in (self.q.dtype, self.k.dtype, self.v.dtype)
+        return torch.float64 if double else torch.float32
 
     @property
     def choosing(self) -> Context:
@@ -97,22 +91,9 @@ class Context:
 
     def take(self, rows: Tensor) -> Context:
         """The same keys for some of the queries."""
-        mask, logits, heads, sink, gradient, norm = (
-            None if x is None else x[rows]
-            for x in (self.mask, self.logits, self.heads, self.sink, self.gradient, self.norm)
-        )
-        return replace(
-            self,
-            q=self.q[rows],
-            positions=self.positions[rows],
-            mask=mask,
-            logits=logits,
-            heads=heads,
-            sink=sink,
-            gradient=gradient,
-            norm=norm,
-            base=None if self.base is None else self.base.take(rows),
-        )
+        known: dict[str, Any] = {name: getattr(self, name) for name in OF_QUERIES}
+        some = {name: x[rows] for name, x in known.items() if x is not None}
+        return replace(self, **some, base=None if self.base is None else self.base.take(rows))
 
     @property
     def keys(self) -> int:

@@ -82,10 +82,6 @@ class LowRank(Part):
         if self.svd and self.projected:
             raise refused("lowrank: expected svd or projected, got both")
 
-    @property
-    def is_open(self) -> bool:
-        return self.rank is None
-
     def check_numbers(self, context: Context) -> None:
         raise refused(
             "lowrank: it mixes all keys and keeps none; expected a rule here, lowrank is for"

@@ -21,9 +21,6 @@ class Sinks(Ranked):
     name: ClassVar[str] = "sinks"
     size: int | None = None
 
-    def __post_init__(self) -> None:
-        as_size(self.size, "sinks")
-
     def order(self, context: Context) -> Tensor:
         return -context.index
 
@@ -42,9 +39,6 @@ class Recent(Ranked):
 
     name: ClassVar[str] = "recent"
     size: int | None = None
-
-    def __post_init__(self) -> None:
-        as_size(self.size, "recent")
 
     def order(self, context: Context) -> Tensor:
         index = context.index

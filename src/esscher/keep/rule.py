@@ -52,20 +52,20 @@ def ordered(rows: Tensor) -> Tensor:
     return torch.from_numpy(-np.sort(-rows.numpy(), axis=1))
 
 
-# ---- Rules by name, as texts call them; and the refusal of a bad one, which says what there is.
+# ---- Rules by name
 
 _RULES: dict[str, Callable[..., Rule]] = {}
 
 
 def register(name: str, make: Callable[..., Rule]) -> None:
-    """Let ``make`` be called by this name in texts."""
+    """Add a rule: in texts this name stands for ``make`` with the numbers behind it."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise ValueError(f"keep: expected a name of small letters, digits and _, got {name!r}")
     _RULES[name] = make
 
 
 def rules() -> dict[str, Callable[..., Rule]]:
-    """What may be written, by name."""
+    """All rules by name."""
     return dict(_RULES)
 
 
@@ -74,8 +74,7 @@ def refused(message: str) -> ValueError:
     return ValueError(f"{message}; rules: {', '.join(sorted(_RULES))}")
 
 
-# ---- What a keep rule is: parts that name keys surely, by a pattern or a ranking, and parts that
-# keep keys by chance.
+# ---- Rules and their parts
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ class Inclusion:
 
     @property
     def sure(self) -> Tensor:
-        """Keys that are kept whatever happens, (m, N)."""
+        """Keys that are always kept, (m, N)."""
         return self.probability == 1
 
     @property
@@ -114,7 +113,7 @@ class Inclusion:
 
 
 class Rule(ABC):
-    """Anything that says which keys are kept."""
+    """Which keys each query keeps: one part, or a union of parts."""
 
     @property
     @abstractmethod
@@ -150,7 +149,7 @@ class Rule(ABC):
             yield _inclusion(held, rest, math.prod(dropped, start=1 - p), free.reweight)
 
     def start(self, context: Context, counts: Sequence[int | None]) -> Tensor:
-        """What is held, (m, N), if the rule can have every n of a ladder."""
+        """The keys that parts with numbers keep, (m, N), after a check of every n of a ladder."""
         for n in counts:
             self.check(context, n)
         held = self.held(context)
@@ -160,8 +159,8 @@ class Rule(ABC):
         return held
 
     def check(self, context: Context, n: int | None) -> None:
-        """ValueError where n is missing, too much or too many, or the numbers of a part do not fit
-        the context.
+        """Raise where n is missing, not wanted or out of range, or where the numbers of a part do
+        not fit the context.
         """
         free = self.free
         if (n is None) != (free is None):
@@ -178,17 +177,15 @@ class Rule(ABC):
             part.check_numbers(context)
 
     def check_least(self, n: int | None, held: float) -> None:
-        """ValueError where n is less than what the parts with numbers keep surely, ``held`` keys on
-        average.
-        """
+        """Raise where n is less than the ``held`` keys that parts with numbers keep on average."""
         if n is not None and n < (least := _least(held)):
             raise ValueError(
                 f"n: {self} keeps {least} keys surely; expected at least as many, got {n}"
             )
 
     def filled(self, context: Context, sure: Tensor, n: int | None) -> Tensor:
-        """What is held, and with it what a ranking without number adds so that every query
-        keeps n.
+        """``sure`` with the keys that a ranking without number adds, so that every query keeps
+        n.
         """
         free = self.free
         return sure | free.fill(context, sure, n or 0) if isinstance(free, Ranked) else sure
@@ -208,15 +205,15 @@ class Rule(ABC):
         return _inclusion(sure, rest, dropped, chances[0].reweight)
 
     def held(self, context: Context) -> Tensor:
-        """Keys that the parts with numbers keep whatever happens, (m, N)."""
+        """Keys that parts with numbers always keep, (m, N)."""
         sure = torch.zeros_like(context.visible)
         for part in self.parts:
             sure |= part.surely(context)
         return sure & context.visible
 
     def least(self, context: Context) -> int:
-        """The smallest n of its ladder: what it keeps surely, on average over the queries, and one
-        key at least.
+        """The smallest n that the rule allows: the keys that parts with numbers keep, on average
+        over the queries, and 1 at least.
         """
         return _least(float(self.held(context).sum(1).double().mean()))
 
@@ -248,8 +245,9 @@ class Part(Rule):
 
     @property
     def is_open(self) -> bool:
-        """Whether its number was left out: n is for it."""
-        return False
+        """Whether its first number was left out: n is for it."""
+        numbers = fields(self)  # type: ignore[arg-type]
+        return bool(numbers) and getattr(self, numbers[0].name) is None
 
     def check_numbers(self, context: Context) -> None:
         """ValueError where its numbers do not fit the context."""
@@ -269,7 +267,7 @@ class Part(Rule):
         return False
 
     def surely(self, context: Context) -> Tensor:
-        """Keys it keeps whatever happens, (m, N) or (N,), as far as its own number says."""
+        """Keys that it always keeps by its own number, (m, N) or (N,)."""
         return torch.zeros_like(context.visible)
 
     def near(self, first: int, last: int) -> Tensor | None:
@@ -318,9 +316,8 @@ class Ranked(Part):
 
     size: int | None
 
-    @property
-    def is_open(self) -> bool:
-        return self.size is None
+    def __post_init__(self) -> None:
+        as_size(self.size, self.name)
 
     @abstractmethod
     def order(self, context: Context) -> Tensor:
