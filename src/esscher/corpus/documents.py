@@ -46,6 +46,11 @@ LICENCE = re.compile(r"licen[cs]e|copying|copyright|notice", re.IGNORECASE)
 SURROGATES = re.compile("[\ud800-\udfff]")
 
 
+def _bad(place: str, expected: str, got: str, advice: str) -> ValueError:
+    """The error for what cannot be read as text."""
+    return ValueError(f"{place}: expected {expected}, got {got}; {advice}")
+
+
 def read_documents(spec: CorpusSpec) -> Iterator[str]:
     """Documents one by one; a file is read when its turn comes."""
     held: list[str] = []
@@ -71,9 +76,7 @@ def read_pieces(spec: CorpusSpec) -> Iterator[Piece]:
         # half a surrogate pair, which JSON can hold and UTF-8 cannot
         yield starts, SURROGATES.sub("\ufffd", text)
     if count == 0:
-        raise ValueError(
-            "corpus: expected text, got documents without any; give a source with text"
-        )
+        raise _bad("corpus", "text", "documents without any", "give a source with text")
 
 
 def check_text(spec: CorpusSpec) -> None:
@@ -111,9 +114,8 @@ def _source(spec: CorpusSpec) -> Iterator[Piece]:
         if name == "-":
             yield from _stdin(spec.encoding, spec.field)
         elif not name or "\0" in name:
-            raise ValueError(
-                f"text: expected the name of a file, got {name!r}; give a file, a directory or '-'"
-            )
+            advice = "give a file, a directory or '-'"
+            raise _bad("text", "the name of a file", repr(name), advice)
         elif os.path.isdir(name):
             for path in _folder_files(Path(name), tables=spec.field is not None):
                 yield from _file(path, spec.encoding, spec.field, listed=True)
@@ -136,11 +138,9 @@ def _folder_files(folder: Path, tables: bool) -> list[Path]:
         seen += len(visible)
         found += [Path(parent, name) for name in visible if Path(name).suffix.lower() in wanted]
     if not found:
-        kinds = f"tables ({_tables()})" if tables else "text files (.txt, .md, .py, ...)"
-        raise ValueError(
-            f"{_show(folder)}: expected a directory with {kinds}, got {seen} other files; name the"
-            " files themselves"
-        )
+        kinds = f"tables ({NAMES})" if tables else "text files (.txt, .md, .py, ...)"
+        got = f"{seen} other files"
+        raise _bad(_show(folder), f"a directory with {kinds}", got, "name the files themselves")
     return sorted(found, key=lambda path: path.relative_to(folder).parts)
 
 
@@ -168,7 +168,7 @@ def _file(path: Path, encoding: str, field: str | None, *, listed: bool = False)
                 if field is not None and not listed:
                     raise ValueError(
                         f"{name}: field '{field}' was asked for, but a field needs a table"
-                        f" ({_tables()}); leave the field out"
+                        f" ({NAMES}); leave the field out"
                     )
                 yield from _plain(text, name, must=not listed)
     except OSError as cause:
@@ -205,10 +205,8 @@ def _decoded(stream: Any, name: str, encoding: str) -> Iterator[io.TextIOWrapper
         binary = any(byte < 9 or 13 < byte < 32 for byte in sample)
         advice = "set encoding to what it was written in (cp1252, latin-1, ...)"
         place = f" at {data.tell() - len(cause.object) + cause.start}" if data.seekable() else ""
-        raise ValueError(
-            f"{name}: expected {encoding} text, got byte 0x{cause.object[cause.start]:02x}{place};"
-            f" {BINARY if binary else advice}"
-        ) from cause
+        got = f"byte 0x{cause.object[cause.start]:02x}{place}"
+        raise _bad(name, f"{encoding} text", got, BINARY if binary else advice) from cause
     finally:
         text.detach()
         data.detach()
@@ -216,19 +214,18 @@ def _decoded(stream: Any, name: str, encoding: str) -> Iterator[io.TextIOWrapper
 
 def _refuse_binary(head: bytes, name: str, encoding: str) -> None:
     """Refuse what its first bytes show to be something else."""
-    expected = f"{name}: expected {encoding} text, got"
+    expected = f"{encoding} text"
     for likely, marks in MARKS.items():
         if head.startswith(marks):
-            raise ValueError(
-                f"{expected} the byte order mark of {likely}; set encoding to {likely}"
-            )
+            got = f"the byte order mark of {likely}"
+            raise _bad(name, expected, got, f"set encoding to {likely}")
     if b"\0" in head:
         # UTF-16 without a mark: text of mostly one script has its zeros on one side of the pairs
         even, odd = head[::2].count(0), head[1::2].count(0)
         advice = BINARY
         if max(even, odd) >= max(4, len(head) // 16) and min(even, odd) <= max(even, odd) // 8:
             advice = f"set encoding to utf-16-{'le' if odd > even else 'be'}, which it looks like"
-        raise ValueError(f"{expected} a zero character near byte {head.find(0)}; {advice}")
+        raise _bad(name, expected, f"a zero character near byte {head.find(0)}", advice)
 
 
 def _plain(text: io.TextIOWrapper, name: str, *, must: bool) -> Iterator[Piece]:
@@ -243,8 +240,8 @@ def _plain(text: io.TextIOWrapper, name: str, *, must: bool) -> Iterator[Piece]:
             yield True, held + block
             started = True
     if must and not started:
-        what = "white space alone" if held else "an empty file"
-        raise ValueError(f"{name}: expected text, got {what}; give a file with text")
+        got = "white space alone" if held else "an empty file"
+        raise _bad(name, "text", got, "give a file with text")
 
 
 # ---- Tables: one document per row, the text in one field. A reader yields rows with their places.
@@ -259,22 +256,16 @@ def _texts(rows: Iterable[Row], field: str | None) -> Iterator[Piece]:
         value = row
         if not isinstance(row, str) or field is not None:
             if not isinstance(row, dict):
-                raise ValueError(
-                    f"{place}: expected an object with a field of text, got {type(row).__name__};"
-                    " mend the file"
-                )
+                got = type(row).__name__
+                raise _bad(place, "an object with a field of text", got, "mend the file")
             if wanted not in row:
                 names = ", ".join(_show(str(name))[:40] for name in list(row)[:12]) or "none"
-                raise ValueError(
-                    f"{place}: expected a field '{wanted}', got the fields {names}; set field to"
-                    " one of them"
-                )
+                got = f"the fields {names}"
+                raise _bad(place, f"a field '{wanted}'", got, "set field to one of them")
             value = row[wanted]
         if value is not None and not isinstance(value, str):
-            raise ValueError(
-                f"{place}, field '{wanted}': expected a string, got {type(value).__name__}; name a"
-                " field that holds text"
-            )
+            where, got = f"{place}, field '{wanted}'", type(value).__name__
+            raise _bad(where, "a string", got, "name a field that holds text")
         yield True, value or ""
 
 
@@ -289,18 +280,15 @@ def _json(text: io.TextIOWrapper, name: str) -> Iterator[Row]:
         try:
             value = json.loads(whole)
         except (ValueError, RecursionError) as cause:
-            raise ValueError(
-                f"{name}, line {number}: expected JSON, one object a line or one array, got"
-                f" {whole.strip()[:40]!r} ({str(cause)[:80]}); mend the line"
-            ) from cause
+            wanted = "JSON, one object a line or one array"
+            got = f"{whole.strip()[:40]!r} ({str(cause)[:80]})"
+            raise _bad(f"{name}, line {number}", wanted, got, "mend the line") from cause
         if not is_array:
             yield f"{name}, line {number}", value
         else:
             yield from ((f"{name}, item {i}", item) for i, item in enumerate(value, 1))
     if number == 0:
-        raise ValueError(
-            f"{name}: expected JSON Lines, got an empty file; give a file with one object a line"
-        )
+        raise _bad(name, "JSON Lines", "an empty file", "give a file with one object a line")
 
 
 def _csv(text: io.TextIOWrapper, name: str, delimiter: str = ",") -> Iterator[Row]:
@@ -309,18 +297,16 @@ def _csv(text: io.TextIOWrapper, name: str, delimiter: str = ",") -> Iterator[Ro
     reader = csv.DictReader(text, delimiter=delimiter, strict=True)
     try:
         if not reader.fieldnames:
-            raise ValueError(f"{name}: expected names of fields, got an empty file; give rows")
+            raise _bad(name, "names of fields", "an empty file", "give rows")
         for row in reader:
             place, fields = f"{name}, line {reader.line_num}", len(reader.fieldnames)
             if None in row or None in row.values():
                 found = sum(value is not None for value in row.values())
-                raise ValueError(f"{place}: expected {fields} fields, got {found}; mend the row")
+                raise _bad(place, f"{fields} fields", f"{found}", "mend the row")
             yield place, row
     except csv.Error as cause:
-        raise ValueError(
-            f"{name}, line {reader.reader.line_num}: expected rows of fields, got bad quoting"
-            f" ({cause}); mend it"
-        ) from cause
+        place = f"{name}, line {reader.reader.line_num}"
+        raise _bad(place, "rows of fields", f"bad quoting ({cause})", "mend it") from cause
 
 
 def _parquet(path: Path, field: str | None) -> Iterator[Row]:
@@ -335,10 +321,8 @@ def _parquet(path: Path, field: str | None) -> Iterator[Row]:
             for batch in table.iter_batches(ROWS, columns=columns):
                 yield from ((f"{name}, row {next(numbers)}", row) for row in batch.to_pylist())
     except (pa.ArrowException, UnicodeDecodeError) as cause:
-        raise ValueError(
-            f"{name}: expected a Parquet table of text, got what cannot be read"
-            f" ({' '.join(str(cause).split())[:120]}); mend it"
-        ) from cause
+        got = f"what cannot be read ({' '.join(str(cause).split())[:120]})"
+        raise _bad(name, "a Parquet table of text", got, "mend it") from cause
 
 
 TABLES: dict[str, Callable[..., Iterator[Row]]] = {
@@ -351,8 +335,7 @@ TABLES: dict[str, Callable[..., Iterator[Row]]] = {
 }
 
 
-def _tables() -> str:
-    return ", ".join(sorted(TABLES))
+NAMES = ", ".join(sorted(TABLES))
 
 
 def _show(name: str | Path) -> str:
@@ -394,12 +377,10 @@ def packaged_documents(domain: str) -> Iterator[str]:
     In the order of their names. Prose and code are fixed by the version of Python, licences by what
     is installed.
     """
-    return {"prose": _prose, "code": _code, "legal": _legal}[domain]()
-
-
-def _prose() -> Iterator[str]:
-    topics = pydoc_data.topics.topics
-    return (topics[name] for name in sorted(topics))
+    if domain == "prose":
+        topics = pydoc_data.topics.topics
+        return (topics[name] for name in sorted(topics))
+    return _code() if domain == "code" else _legal()
 
 
 def _code() -> Iterator[str]:

@@ -21,6 +21,7 @@ from esscher.hf.package import (
     packaged_model,
     pickle_advice,
     quiet,
+    reading,
     transformers,
     why,
 )
@@ -149,13 +150,8 @@ def read_config(source: Source, revision: str | None = None) -> Any:
         if entry.exists() and not (entry.is_file() or entry.is_dir()):  # a reader would wait
             kind = kind_of(entry.stat().st_mode)
             raise ValueError(f"{entry}: expected a file, got {kind}; remove it from the model")
-    try:
-        with quiet():
-            config = package.AutoConfig.from_pretrained(
-                source.where, revision=revision, trust_remote_code=False
-            )
-    except Exception as cause:  # whatever the hub, the file or its content made the library raise
-        raise ValueError(f"{source.where}: {why(cause)}") from cause
+    with reading(source.where, revision) as options:
+        config = package.AutoConfig.from_pretrained(**options)
     settings = getattr(config, "quantization_config", None)
     if settings is not None:
         given = settings if isinstance(settings, dict) else vars(settings)

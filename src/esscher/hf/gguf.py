@@ -9,22 +9,18 @@ attention the tests compare with the same model in safetensors.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import importlib
-import io
 import math
-import tempfile
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from esscher.hf.package import gguf, quiet, transformers, why
+from esscher.hf.package import gguf, quiet, reading, transformers
 
 CUT = "the file is cut off or damaged"
 
@@ -125,9 +121,9 @@ def _gguf_config(path: Path, _version: tuple[int, ...]) -> Any:
             f"{path}: expected a number of layers that {len(header.tensors)} tensors can make, got"
             f" {blocks!r}"
         )
-    with _alone(path) as options:
+    with reading(path) as options:
         config = transformers().AutoConfig.from_pretrained(**options)
-    for name, (given, made) in _settings(header, config).items():
+    for name, (given, made) in _compared(header, config).items():
         if not _same(given, made):
             raise ValueError(
                 f"{path}: the file says {name} = {given!r}, transformers"
@@ -160,31 +156,9 @@ def skeleton(config: Any, name: str, auto: str = "AutoModel") -> Any:
         ) from cause
 
 
-@contextlib.contextmanager
-def _alone(path: Path) -> Iterator[dict[str, Any]]:
-    """Arguments that read this file and nothing beside it; what lies in its folder may be of
-    another model, or code.
-    """
-    gguf()
-    try:
-        # the reader draws a bar of its own on stderr
-        with (
-            quiet(),
-            tempfile.TemporaryDirectory() as empty,
-            contextlib.redirect_stderr(io.StringIO()),
-        ):
-            yield {
-                "pretrained_model_name_or_path": empty,
-                "gguf_file": str(path.absolute()),
-                "trust_remote_code": False,
-            }
-    except Exception as cause:  # whatever the file made the libraries raise
-        raise ValueError(f"{path}: {why(cause)}") from cause
-
-
-def _settings(header: GgufHeader, config: Any) -> dict[str, tuple[Any, Any]]:
+def _compared(header: GgufHeader, config: Any) -> dict[str, tuple[Any, Any]]:
     """By name, what the file says of its architecture and what the configuration says."""
-    prefix, made = f"{header.architecture}.", _made(config)
+    prefix, made = f"{header.architecture}.", _in_gguf_words(config)
     own = [(key, value) for key, value in header.settings.items() if key.startswith(prefix)]
     said = {key.removeprefix(prefix): value for key, value in own}
     if said.get("rope.scaling.type", "none") == "none":  # its numbers have no effect then
@@ -202,7 +176,7 @@ def _settings(header: GgufHeader, config: Any) -> dict[str, tuple[Any, Any]]:
     }
 
 
-def _made(config: Any) -> dict[str, Any]:
+def _in_gguf_words(config: Any) -> dict[str, Any]:
     """A configuration in the words of GGUF."""
     rope = getattr(config, "rope_parameters", None) or {}
     rope = rope.get("full_attention", rope)  # one for each kind of layer, in some
@@ -227,9 +201,8 @@ def _made(config: Any) -> dict[str, Any]:
         found["attention.scale"] = config.query_pre_attn_scalar**-0.5
     if rope:
         found["rope.freq_base"] = rope.get("rope_theta")
-        found["rope.freq_base_swa"] = (
-            getattr(config, "rope_parameters", {}).get("sliding_attention", rope).get("rope_theta")
-        )
+        near = config.rope_parameters.get("sliding_attention", rope)
+        found["rope.freq_base_swa"] = near.get("rope_theta")
         found["rope.dimension_count"] = int(width * rope.get("partial_rotary_factor", 1.0))
     return found
 
@@ -268,38 +241,27 @@ def _factors(header: GgufHeader) -> Any | None:
     return None
 
 
-def gguf_weights(
-    path: Path, config: Any, dtype: torch.dtype, auto: str = "AutoModel"
-) -> tuple[Any, dict[str, Any]]:
-    """The model, dequantised to this dtype, and what the reader said of it; ``auto``: the class of
-    transformers to make.
+def divide_frequencies(path: Path, model: Any) -> None:
+    """Divide the rotary frequencies of a model by the factors in its file, which the reader leaves
+    out.
     """
-    with _alone(path) as options:
-        read = getattr(transformers(), auto).from_pretrained
-        model, info = read(**options, config=config, dtype=dtype, output_loading_info=True)
     factors = _factors(read_header(path))
-    if factors is not None:  # the reader leaves them out
-        values = torch.from_numpy(np.array(factors.data))
-        if not bool((torch.isfinite(values) & (values > 0)).all()):
-            raise ValueError(
-                f"{path}: {FACTORS} holds numbers that are not positive; get the file again"
-            )
-        model.base_model.rotary_emb.inv_freq.div_(values)
-    return model, info
+    if factors is None:
+        return
+    values = torch.from_numpy(np.array(factors.data))
+    if not bool((torch.isfinite(values) & (values > 0)).all()):
+        raise ValueError(
+            f"{path}: {FACTORS} holds numbers that are not positive; get the file again"
+        )
+    model.base_model.rotary_emb.inv_freq.div_(values)
 
 
-def gguf_tokenizer(path: Path) -> Any:
-    """The tokenizer that the file describes, with the tokens it puts before and after a text; the
-    reader forgets these.
+def add_special_tokens(path: Path, tokenizer: Any) -> None:
+    """Let a tokenizer put the tokens before and after a text that its file says; the reader forgets
+    these.
     """
     settings = read_header(path).settings
-    with _alone(path) as options:
-        tokenizer = transformers().PreTrainedTokenizerFast.from_pretrained(**options)
-    begins = (
-        settings.get("tokenizer.ggml.model") == "llama"
-        or settings.get("tokenizer.ggml.pre") in BEGINS
-    )
-    around = {"add_bos_token": begins, "add_eos_token": False}
-    for name, usual in around.items():
+    begins = settings.get("tokenizer.ggml.model") == "llama"
+    begins = begins or settings.get("tokenizer.ggml.pre") in BEGINS
+    for name, usual in (("add_bos_token", begins), ("add_eos_token", False)):
         setattr(tokenizer, name, bool(settings.get(f"tokenizer.ggml.{name}", usual)))
-    return tokenizer

@@ -23,8 +23,8 @@ from esscher.hf.checkpoint import (
     stored_as,
     weight_files,
 )
-from esscher.hf.gguf import gguf_tokenizer, gguf_weights, skeleton
-from esscher.hf.package import quiet, transformers, why
+from esscher.hf.gguf import add_special_tokens, divide_frequencies, skeleton
+from esscher.hf.package import reading, transformers
 
 Task = Literal["language", "classifier", "encoder"]
 TASKS: dict[str, Task] = {
@@ -230,21 +230,12 @@ def _weights(
     source: Source, config: Any, revision: str | None, dtype: torch.dtype, auto: str
 ) -> Any:
     """The model with the weights of its files; one with missing tensors is refused."""
+    no_pickle = {} if source.file is not None else {"use_safetensors": True}
+    with reading(source.where, revision) as options:
+        options |= {"config": config, "dtype": dtype, "output_loading_info": True, **no_pickle}
+        model, info = getattr(transformers(), auto).from_pretrained(**options)
     if source.file is not None:
-        model, info = gguf_weights(source.file, config, dtype, auto)
-    else:
-        options = {"revision": revision, "config": config, "dtype": dtype}
-        try:
-            with quiet():
-                model, info = getattr(transformers(), auto).from_pretrained(
-                    source.where,
-                    use_safetensors=True,
-                    trust_remote_code=False,
-                    output_loading_info=True,
-                    **options,
-                )
-        except Exception as cause:
-            raise ValueError(f"{source.where}: {why(cause)}") from cause
+        divide_frequencies(source.file, model)
     behind = BEHIND if auto == "AutoModel" else BEHIND[:1]
     missing = sorted(key for key in info["missing_keys"] if not any(part in key for part in behind))
     if missing:
@@ -258,14 +249,14 @@ def _weights(
 def _tokenizer(source: Source, revision: str | None) -> tuple[Any | None, str | None]:
     """The tokenizer, or why there is none: a model of images has none, and that is no mistake."""
     try:
-        with quiet():
-            if source.file is not None:
-                tokenizer = gguf_tokenizer(source.file)
-            else:
-                tokenizer = transformers().AutoTokenizer.from_pretrained(
-                    source.where, revision=revision, trust_remote_code=False
-                )
+        with reading(source.where, revision) as options:
+            package = transformers()
+            is_file = source.file is not None
+            kind = package.PreTrainedTokenizerFast if is_file else package.AutoTokenizer
+            tokenizer = kind.from_pretrained(**options)
             words = len(tokenizer.get_vocab()) - len(set(tokenizer.all_special_tokens))
+        if source.file is not None:
+            add_special_tokens(source.file, tokenizer)
     except Exception as cause:
         return None, " ".join(str(cause).split())[:240]
     if words <= 0:  # without files the library makes a tokenizer that knows special tokens only

@@ -98,7 +98,7 @@ def linear_maps(model: Any, *, layers: Iterable[int] | None = None) -> list[Line
         return other.requires_grad_(True)
 
     def sink(call: AttentionCall) -> None:
-        maps: dict[str, Tensor | None] = {}
+        maps: dict[str, Any] = {}
         reasons = []
         for letter, tensor in (("q", call.query), ("k", call.key), ("v", call.value)):
             maps[f"w{letter}"], maps[f"b{letter}"], why = _affine(tensor, call.hidden)

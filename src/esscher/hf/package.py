@@ -8,10 +8,13 @@ import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
+import io
 import logging
 import os
+import tempfile
 import warnings
 from collections.abc import Iterator
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,6 +64,29 @@ def quiet() -> Iterator[None]:
         settings.set_verbosity(had_level)
         if had_bars:
             settings.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def reading(where: str | Path, revision: str | None = None) -> Iterator[dict[str, Any]]:
+    """Arguments of ``from_pretrained`` that read a folder, a GGUF file or a name on the hub.
+
+    Whatever the libraries raise inside becomes a ValueError of one line.
+
+    Of a GGUF file nothing beside it is read: its folder may hold files of other models, or code.
+    """
+    options = {"pretrained_model_name_or_path": str(where), "revision": revision}
+    is_file = Path(where).is_file()
+    if is_file:
+        gguf()
+    # the GGUF reader draws a bar of its own on stderr
+    with quiet(), tempfile.TemporaryDirectory() as empty, redirect_stderr(io.StringIO()):
+        if is_file:
+            path = str(Path(where).absolute())
+            options = {"pretrained_model_name_or_path": empty, "gguf_file": path}
+        try:
+            yield {**options, "trust_remote_code": False}
+        except Exception as cause:
+            raise ValueError(f"{where}: {why(cause)}") from cause
 
 
 def why(cause: Exception) -> str:
