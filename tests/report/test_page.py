@@ -29,7 +29,8 @@ def test_opens_from_disk_in_silence_with_every_cell(visit: Visit, atlas_page: Pa
     assert page.text(".what").startswith(
         "example/six-layers on prose.txt: 72 heads in 6 layers, 16,384 keys"
     )
-    assert "torch 2.13.0" in page.text(".made")
+    settings = str(page.evaluate("document.querySelector('footer').textContent"))
+    assert "version of torch2.13.0" in settings
     assert (
         page.evaluate(
             "document.querySelectorAll('script[src], link[href^=http], img, iframe').length"
