@@ -127,6 +127,9 @@ def test_a_loss_asks_for_the_smallest_cache() -> None:
         ({"keep": 0.0}, "keep: expected a share of the cache above 0"),
         ({"keep": 1.5}, "keep: expected a share of the cache above 0"),
         ({"kl": -1.0}, "kl: expected a loss above 0"),
+        ({"kl": float("inf")}, "kl: expected a loss above 0"),
+        ({"keep": 0.5, "inputs": torch.full((1, 60), 10**6)}, "inputs: expected token ids from 0"),
+        ({"keep": 0.5, "inputs": torch.zeros(1, 128).long()}, "leaves no room to go on"),
         ({"keep": 0.5, "rule": "topk"}, "rule: .*topk chooses keys for each query"),
         ({"keep": 0.5, "split": "half"}, "split: expected one of uniform, cut"),
         ({"keep": 0.5, "rule": "recent", "split": "cut"}, "split: recent has no scores"),
@@ -146,3 +149,32 @@ def test_a_model_without_a_language_head_is_refused() -> None:
     text = text_of("llama")
     with pytest.raises(ValueError, match="no language head"):
         es.compress(text.source.loaded.model.model, text.ids[:, : text.tokens], keep=0.5)
+
+
+def test_models_without_a_cache_are_refused() -> None:
+    encoder = source("bert", when="every", rules=["random"]).loaded.model
+    with pytest.raises(ValueError, match="BertModel is no causal language model"):
+        es.compress(encoder, torch.ones(1, 60).long(), keep=0.5)
+    with pytest.raises(ValueError, match="model: expected a transformers model, got str"):
+        es.compress("gpt2", torch.ones(1, 60).long(), keep=0.5)
+
+
+def test_wrong_positions_are_refused() -> None:
+    """The prompt once more, less than the prompt, or positions that do not go on."""
+    text = text_of("llama")
+    language, ids = text.source.loaded.model, text.ids[:, : text.tokens]
+    before = language.config._attn_implementation
+    token, settings = ids[:, :1], {"max_new_tokens": 2, "do_sample": False, "pad_token_id": 0}
+    try:
+        cache = es.compress(language, ids, keep=0.5)
+        assert "later are all kept" in str(cache.compression)
+        for some, message in ((ids[:, :30], "no more were given"), (ids, "got 59; give ids")):
+            cache = es.compress(language, ids, keep=0.5)
+            mask = torch.ones_like(some)
+            with pytest.raises(ValueError, match=message):
+                language.generate(some, attention_mask=mask, past_key_values=cache, **settings)
+        cache = es.compress(language, ids, keep=0.5)
+        with pytest.raises(ValueError, match="goes on at position 60, got 0"):
+            language(input_ids=token, past_key_values=cache, position_ids=torch.tensor([[0]]))
+    finally:
+        language.set_attn_implementation(before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,8 @@ from esscher.compress.choose import SPLITS, Choice, cache_rule, choose, default_
 from esscher.compress.price import Price, price, smallest_share
 from esscher.compress.prompt import Prompt, Settings
 from esscher.hf.cache import cache_bytes, kept_cache, use_kept
+from esscher.hf.capture import refusal
+from esscher.hf.loading import positions
 from esscher.hf.maps import head_projections
 from esscher.keep.rule import Rule
 
@@ -67,6 +70,7 @@ def compress(
     Continue with ids that begin with the prompt. The model's attention implementation is set to
     ``esscher_kept``, which computes the same as before on other caches.
     """
+    _check_model(model)
     ids = _prompt_ids(model, inputs, tokenizer)
     settings = Settings(observe, sinks, recent, seed=seed)
     found = choose_keys(model, ids, keep, kl, rule, split, tokenizer, settings)
@@ -116,7 +120,7 @@ def choose_keys(
         raise ValueError(f"keep, kl: give one of them, got keep={keep} and kl={kl}")
     if keep is not None and not 0 < keep <= 1:
         raise ValueError(f"keep: expected a share of the cache above 0 and up to 1, got {keep}")
-    if kl is not None and not kl > 0:
+    if kl is not None and not 0 < kl < math.inf:
         raise ValueError(f"kl: expected a loss above 0 nats per token, got {kl}")
     made = cache_rule(rule, settings.sinks, settings.recent)
     split = _check_split(made, split)
@@ -144,6 +148,19 @@ def choose_keys(
     return Found(prompt, made, split, choice, cost)
 
 
+def _check_model(model: Any) -> None:
+    reason = refusal(model)
+    if reason is not None:
+        raise ValueError(f"model: {reason}")
+    language = hasattr(model, "generate") and not model.config.is_encoder_decoder
+    if not language or model.get_output_embeddings() is None:
+        raise ValueError(
+            f"model: {type(model).__name__} is no causal language model, or has no language head:"
+            " there is no KV cache to compress, or no loss in nats; load one with"
+            " AutoModelForCausalLM"
+        )
+
+
 def _check_split(rule: Rule, split: str | None) -> str:
     if any(part.per_query for part in rule.parts):
         raise ValueError(
@@ -168,9 +185,22 @@ def _prompt_ids(model: Any, inputs: Any, tokenizer: Any) -> Tensor:
     ids = torch.as_tensor(ids)
     if ids.ndim == 1:
         ids = ids[None]
-    if ids.ndim != 2 or len(ids) != 1 or ids.dtype not in (torch.int64, torch.int32):
+    if (
+        ids.ndim != 2
+        or len(ids) != 1
+        or ids.numel() == 0
+        or ids.dtype not in (torch.int64, torch.int32)
+    ):
         raise ValueError(
             f"inputs: expected the token ids of one prompt, (1, P), got {tuple(ids.shape)}"
             f" {ids.dtype}"
         )
+    most, words = positions(model), model.get_input_embeddings().num_embeddings
+    if most is not None and ids.shape[1] >= most:
+        raise ValueError(
+            f"inputs: a prompt of {ids.shape[1]} tokens leaves no room to go on, the model takes"
+            f" {most} positions; use a shorter prompt"
+        )
+    if int(ids.min()) < 0 or int(ids.max()) >= words:
+        raise ValueError(f"inputs: expected token ids from 0 to {words - 1}, got {int(ids.max())}")
     return ids.to(next(model.parameters()).device, torch.int64)

@@ -148,6 +148,14 @@ def _make_layer_class() -> type:
         def get_seq_length(self) -> int:
             return self.prompt + self.later
 
+        def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+            if query_length == 0:
+                raise ValueError(
+                    f"input_ids: the cache holds {self.get_seq_length()} tokens, and no more were"
+                    " given; give ids that begin with the prompt and go on"
+                )
+            return self.get_seq_length() + query_length, 0
+
         def crop(self, tokens_to_remove: int) -> None:
             if not -self.later <= tokens_to_remove <= 0:
                 raise ValueError(
@@ -212,6 +220,17 @@ def _attention(
     module: Any, query: Tensor, key: Tensor, *given: Any, **named: Any
 ) -> tuple[Tensor, None]:
     """Attention of transformers on any cache; of a kept one each head sees the keys it kept."""
+    if isinstance(key, KeptKeys) and getattr(module, "layer_idx", 0) == 0:
+        _check_positions(named.get("position_ids"), key.shape[2])
     call = call_of(module, query, key, *given, **named)
     out = key.layer.attend(call) if isinstance(key, KeptKeys) else call.output()
     return out.transpose(1, 2).contiguous(), None
+
+
+def _check_positions(positions: Tensor | None, length: int) -> None:
+    """ValueError where the last token does not stand behind the prompt and what came after it."""
+    if positions is not None and (last := int(positions.max())) != length - 1:
+        raise ValueError(
+            f"position_ids: the cache goes on at position {length - 1}, got {last}; give ids"
+            " that begin with the prompt and go on behind it, and leave position_ids out"
+        )
