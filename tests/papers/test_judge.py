@@ -33,7 +33,7 @@ def claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Claim:
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setenv("PYTHONPATH", str(folder))  # of worker processes
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(judging, "REGISTERED", {})
+    monkeypatch.setattr(judging, "CLAIMS", {})
     return register(OUTSIDE)
 
 
@@ -86,7 +86,7 @@ def test_what_cannot_be_tested_here_says_why(claim: Claim, tmp_path: Path) -> No
         raise ValueError("smollm2: not installed; pip install it")
 
     lacking = replace(claim, measure=measure)
-    judging.REGISTERED[OUTSIDE] = lacking
+    judging.CLAIMS[OUTSIDE] = lacking
     [record] = tried([lacking], tmp_path / "out")["claims"]
     assert record["verdict"] == "undecided"
     assert record["value"] is None
@@ -114,7 +114,7 @@ def test_a_damaged_file_of_verdicts_is_named(tmp_path: Path) -> None:
 
 def test_the_file_of_a_run_cannot_name_code(claim: Claim, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = claim.runs("quick", 0)["own"]
-    monkeypatch.setattr(judging, "REGISTERED", {})
+    monkeypatch.setattr(judging, "CLAIMS", {})
     with pytest.raises(ValueError, match="not registered"):
         list(units(spec))  # type: ignore[arg-type]
 

@@ -9,7 +9,7 @@ tokens of the same task ("limit"). [S], Figures 1 and 5.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -116,20 +116,11 @@ def token_laws(task: LinearTask, tasks: int, seed: int) -> list[Tensor]:
     return list(task.token_covariance(w @ task.task_root.T))
 
 
-class LimitNorms(NamedTuple):
+def limit_norms(task: LinearTask, uv: UV, rotations: int = 32) -> tuple[float, ...]:
     """(E T^2)^{1/2}, (E T^4)^{1/4} of the limit T = kappa, (E|grad T|^2)^{1/2} in (U, V), and the
     label's second and fourth.
-    """
 
-    limit2: float
-    limit4: float
-    gradient2: float
-    label2: float
-    label4: float
-
-
-def limit_norms(task: LinearTask, uv: UV, rotations: int = 32) -> LimitNorms:
-    """With Gamma_w the tokens' covariance, T = r^T Gamma_w U z_q, grad_r T = Gamma_w U z_q and
+    With Gamma_w the tokens' covariance, T = r^T Gamma_w U z_q, grad_r T = Gamma_w U z_q and
     grad_U T = Gamma_w r z_q^T.
 
     Cubature over (w, x_q), exact for the second moments and, as a polynomial of degree 4 in x_q,
@@ -151,7 +142,7 @@ def limit_norms(task: LinearTask, uv: UV, rotations: int = 32) -> LimitNorms:
     moved_cov = task.query_sigma @ task.task_cov
     label2 = float(torch.trace(moved_cov)) + task.noise
     label4 = 3.0 * (label2**2 + 2.0 * float(torch.trace(moved_cov @ moved_cov)))
-    return LimitNorms(square**0.5, fourth**0.25, slope**0.5, label2**0.5, label4**0.25)
+    return square**0.5, fourth**0.25, slope**0.5, label2**0.5, label4**0.25
 
 
 def risk_gaps(
@@ -163,18 +154,18 @@ def risk_gaps(
     Of Lemma E.4 both are the proof's (28) with root mean squares over tasks; the printed one has
     its factor 2 sqrt 2.
     """
-    at = limit_norms(task, uv)
+    limit2, limit4, gradient2, label2, label4 = limit_norms(task, uv)
     gap = abs(risk(task, uv, length).value - risk(task, uv, math.inf).value)
     own, limit = (flatten(risk_gradient(task, uv, n)[1]) for n in (length, math.inf))
     apart = float(np.linalg.norm(own - limit))
     # of Lemma E.4 the printed one has a factor 2 sqrt 2
     by_gradient = [
-        float(lemma_e4(error2, factor * gradient_error2, at.label2, at.limit2, at.gradient2))
+        float(lemma_e4(error2, factor * gradient_error2, label2, limit2, gradient2))
         for factor in (2.0 * math.sqrt(2.0), 1.0)
     ]
     by_risk = [
-        float(lemma_e2_printed(error2, error4, at.label4, at.limit4)),
-        float(lemma_e2_mended(error2, at.label2, at.limit2)),
+        float(lemma_e2_printed(error2, error4, label4, limit4)),
+        float(lemma_e2_mended(error2, label2, limit2)),
     ]
     return [
         {"quantity": quantity, "measured": gap, "printed": printed, "mended": mended}

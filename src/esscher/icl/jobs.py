@@ -208,10 +208,6 @@ def _train_unit(spec: TrainSpec, unit: Unit) -> dict[str, Any]:
     return {name: getattr(training, name).assign(**unit) for name in TRAINED}
 
 
-def _train_tables(spec: TrainSpec, shards: Sequence[Shard]) -> dict[str, Any]:
-    return {name: _joined(shards, name) for name in TRAINED}
-
-
 def _flow_unit(spec: FlowSpec, unit: Unit) -> dict[str, Any]:
     """Mean squared error (twice the risk) at the end of the flow of each model, and of the best
     predictor on L tokens.
@@ -369,9 +365,7 @@ def _concentration_tables(spec: ConcentrationSpec, shards: Sequence[Shard]) -> d
     }
 
 
-TRAIN = Job(
-    "icl-train", TrainSpec, _train_units, _train_unit, _train_tables, columns=lambda _: TRAINED
-)
+TRAIN = Job("icl-train", TrainSpec, _train_units, _train_unit, columns=lambda _: TRAINED)
 FLOW = Job(
     "icl-flow",
     FlowSpec,

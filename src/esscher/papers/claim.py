@@ -115,7 +115,7 @@ class Claim:
 
 
 CLAIMS: dict[str, Claim] = {}
-"""The claims of this package, by id; modules ``claims_*`` fill it with :func:`claim`."""
+"""Claims of this package by id, added by :func:`claim`; those from outside by "module:NAME"."""
 
 
 def claim(

@@ -24,37 +24,35 @@ from esscher.runs.store import read_json, write_durable
 
 # What a machine may lack: a model, a text, memory, disk space. The claim is then undecided.
 LACKING = (ValueError, OSError, ImportError, MemoryError, RunError)
-REGISTERED: dict[str, Claim] = {}
-"""Claims from elsewhere by "module:NAME". Only :func:`register` fills it; no file of a run can."""
-
-
-def own_claims() -> dict[str, Claim]:
-    """The claims of this package by id, in the order of their numbers."""
-    for module in ("laws", "heads", "icl"):
-        importlib.import_module(f"esscher.papers.claims_{module}")
-    return dict(sorted(CLAIMS.items(), key=lambda known: known[1].number))
 
 
 def all_claims() -> dict[str, Claim]:
-    """Every claim by its id, in the order of numbers; then those from outside by their entries."""
-    return {**own_claims(), **REGISTERED}
+    """Every claim: those of this package by id, in the order of numbers, then those from outside by
+    their entries.
+    """
+    for module in ("laws", "heads", "icl"):
+        importlib.import_module(f"esscher.papers.claims_{module}")
+    return dict(sorted(CLAIMS.items(), key=lambda known: (":" in known[0], known[1].number)))
 
 
 def find_claim(name: str) -> Claim:
     """A claim by its id or number, or by the entry "module:NAME" of one from outside."""
     if ":" in name:
-        return REGISTERED.get(name) or register(name)
-    for claim in own_claims().values():
-        if name in (claim.id, str(claim.number)):
+        return CLAIMS.get(name) or register(name)
+    own = {id: claim for id, claim in all_claims().items() if ":" not in id}
+    for id, claim in own.items():
+        if name in (id, str(claim.number)):
             return claim
     raise ValueError(
-        f"claim: expected one of {', '.join(own_claims())}, its number, or module:NAME of your"
-        f" own, got {name!r}"
+        f"claim: expected one of {', '.join(own)}, its number, or module:NAME of your own, got"
+        f" {name!r}"
     )
 
 
 def register(entry: str) -> Claim:
-    """Let runs name a claim from outside: ``entry`` is "module:NAME" of a :class:`Claim`."""
+    """Let runs name a claim from outside: ``entry`` is "module:NAME" of a :class:`Claim`. No file
+    of a run can do that.
+    """
     module, _, name = entry.partition(":")
     try:
         found = getattr(importlib.import_module(module), name, None)
@@ -62,7 +60,7 @@ def register(entry: str) -> Claim:
         raise ValueError(f"claim: {entry} cannot be imported: {cause}") from cause
     if not isinstance(found, Claim):
         raise ValueError(f"claim: expected module:NAME of a Claim, got {entry!r}")
-    REGISTERED[entry] = found
+    CLAIMS[entry] = found
     return found
 
 
@@ -70,7 +68,7 @@ def units(spec: EvidenceSpec) -> Iterator[Unit]:
     """The parts. The file of a run cannot name code: an entry has to be registered. Workers import
     what an entry names, since this was checked before they start.
     """
-    if ":" in spec.claim and spec.claim not in REGISTERED:
+    if ":" in spec.claim and spec.claim not in CLAIMS:
         raise ValueError(
             f"claim: {spec.claim} is not registered; name it on the command line, or call"
             " esscher.papers.judge.register"
