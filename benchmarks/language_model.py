@@ -16,7 +16,7 @@ from ratio import ratio_line
 
 from esscher.attention.state import attend_block
 from esscher.hf.capture import without_cache
-from esscher.probe.job import compute, session_of, units
+from esscher.probe.job import compute, open_probe, units
 from esscher.probe.spec import ProbeSpec
 
 WINDOW, QUERIES, WINDOWS = 2048, 64, 4
@@ -31,13 +31,12 @@ def main() -> list[str]:
     settings = {"model": "smollm2", "window": WINDOW, "queries": WINDOWS * QUERIES, "threads": 2}
     spec = ProbeSpec.read({**settings, "corpus": {"max_tokens": WINDOWS * WINDOW}})
     try:
-        context = session_of(spec)
+        context = open_probe(spec)
     except ValueError as missing:
         print(f"language_model: left out, {missing}; ok")
         return []
-    spec = context.spec
-    first, second = units(spec)[:2]  # rules are compared in the first of the four alone
-    compute(spec, second)  # compiled code is ready
+    first, second = units(context)[:2]  # rules are compared in the first of the four alone
+    compute(context, second)  # compiled code is ready
     loaded = context.loaded
     heads, width = sum(shape.heads for shape in loaded.shapes), loaded.width
     generator = torch.Generator().manual_seed(0)
@@ -58,8 +57,8 @@ def main() -> list[str]:
             )
 
     for _ in range(ROUNDS):
-        keep_least("plain", lambda: compute(spec, second))
-        keep_least("rules", lambda: compute(spec, first))
+        keep_least("plain", lambda: compute(context, second))
+        keep_least("rules", lambda: compute(context, first))
         keep_least("forward", model)
         for _ in range(20):
             keep_least("fused", lambda: attend_block(q, k, v, width**-0.5, None), heads)

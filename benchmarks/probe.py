@@ -12,7 +12,7 @@ from ratio import ratio_line
 import esscher as es
 from esscher.attention.state import attend_block
 from esscher.probe.corpus import held_layer
-from esscher.probe.job import compute, session_of, units
+from esscher.probe.job import compute, open_probe, units
 from esscher.probe.spec import ProbeSpec
 
 KEYS, QUERIES = 16384, 256
@@ -23,9 +23,9 @@ BAR = 80.0
 def main() -> list[str]:
     torch.set_num_threads(2)
     spec = ProbeSpec.read({"threads": 2})
-    work = units(spec)  # the model and the text are loaded here, which is not timed
-    compute(spec, work[0])  # and compiled code is ready
-    context = session_of(spec)
+    context = open_probe(spec)  # the model and the text are loaded here, which is not timed
+    work = units(context)
+    compute(context, work[0])  # and compiled code is ready
     layers, heads, width = len(context.layers), 12, 32
     generator = torch.Generator().manual_seed(0)
     q, k, v = (
@@ -34,12 +34,12 @@ def main() -> list[str]:
     best = {"probe": float("inf"), "forward": float("inf"), "fused": float("inf")}
     for _ in range(ROUNDS):
         # the tokens it held are forgotten with the old one
-        context = session_of(spec, loaded=context.loaded)
+        context = open_probe(spec, context.loaded)
         start = time.perf_counter()
         held_layer(context, 0)
         best["forward"] = min(best["forward"], time.perf_counter() - start)
         for unit in work:
-            compute(spec, unit)
+            compute(context, unit)
         best["probe"] = min(best["probe"], time.perf_counter() - start)
         for _ in range(5):
             start = time.perf_counter()

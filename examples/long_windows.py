@@ -25,7 +25,7 @@ def one(model: str, window: int) -> dict[str, float]:
 
     import esscher as es
     from esscher.hf.capture import without_cache
-    from esscher.probe.job import session_of
+    from esscher.probe.job import open_probe
     from esscher.probe.spec import ProbeSpec
 
     torch.set_num_threads(2)
@@ -38,7 +38,7 @@ def one(model: str, window: int) -> dict[str, float]:
         "threads": 2,
         "layers": LAYERS,
     }
-    context = session_of(
+    context = open_probe(
         ProbeSpec.read({"model": model, "corpus": {"max_tokens": window}, **settings})
     )
     start = time.perf_counter()

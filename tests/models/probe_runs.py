@@ -15,10 +15,12 @@ import torch
 
 from esscher.hf.call import AttentionCall
 from esscher.hf.capture import forward
-from esscher.probe.job import session_of
+from esscher.hf.loading import Loaded, wrap_model
+from esscher.probe import api
+from esscher.probe.job import open_probe
 from esscher.probe.measure import LayerState, join
 from esscher.probe.own_context import window_layers
-from esscher.probe.session import Session
+from esscher.probe.session import OBJECT, Session
 from esscher.probe.spec import ProbeSpec
 from esscher.probe.statistics.registry import statistics_of
 from esscher.runs import Run, load_run
@@ -63,15 +65,29 @@ CONTRACT = [
 ]
 
 
+_given: dict[str, Loaded] = {}  # models that were given to es.probe as objects, the latest ones
+
+
+def _remembered(model: Any, tokenizer: Any = None) -> Loaded:
+    loaded = wrap_model(model, tokenizer)
+    _given[f"{OBJECT}{loaded.sha256[:16]}"] = loaded
+    for name in list(_given)[:-8]:
+        del _given[name]
+    return loaded
+
+
+api.wrap_model = _remembered
+
+
 def whole_prose() -> str:
     """The text of tests/real_head.py."""
     return "\n".join(prose())
 
 
 def source(run: Run) -> Session:
-    """The tokens a run in this process had."""
-    spec = run.manifest.spec
-    return session_of(spec if isinstance(spec, ProbeSpec) else ProbeSpec.read(dict(spec)))
+    """The session of a run once more."""
+    spec = ProbeSpec.read(dict(run.manifest.spec))
+    return open_probe(spec, _given.get(spec.model))
 
 
 def own_state(found: Session, layer: int) -> LayerState:

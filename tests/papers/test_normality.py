@@ -22,6 +22,7 @@ from esscher.papers.normality import (
     draw_regions,
     head_of_pool,
     normality_table,
+    open_cases,
 )
 from esscher.runs import execute
 from tests.cli.commands import run
@@ -196,15 +197,14 @@ def test_heads_of_the_packaged_model(tmp_path: Path) -> None:
         "queries": 2,
     }
     spec = NormalitySpec.model_validate(fields)
-    head, measure, queries = case_of(spec, "a head")
+    head, measure, queries = case_of(open_cases(spec), "a head")
     assert measure.as_pool() is not None
     assert queries.shape == (2, 32)
     assert head.dim_out == 32
     table = execute(spec, tmp_path / "run").table("coverage")
     assert (table["bernstein"] == 1.0).all()
     assert table["n"].tolist() == [40, 80]
+    wrong = (spec.heads[0].model_copy(update={"head": 12}),)
+    cases = open_cases(spec.model_copy(update={"heads": wrong}))
     with pytest.raises(ValueError, match="has 12 heads"):
-        case_of(
-            spec.model_copy(update={"heads": (spec.heads[0].model_copy(update={"head": 12}),)}),
-            "a head",
-        )
+        case_of(cases, "a head")

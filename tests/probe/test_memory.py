@@ -1,5 +1,5 @@
-"""What a process remembers of probes: one context, as long as spec and files stay; how tokens meet
-queries, decided once.
+"""Sessions of probes: one for each process of a run, and none left behind; how tokens meet queries,
+decided once.
 """
 
 from __future__ import annotations
@@ -8,19 +8,19 @@ import gc
 import threading
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import esscher as es
-from esscher.corpus.documents import files_of_text
-from esscher.corpus.spec import CorpusSpec
-from esscher.hf.checkpoint import files_of_model
 from esscher.hf.loading import wrap_model
+from esscher.probe import job
 from esscher.probe import session as probe_context
-from esscher.probe.job import session_of
+from esscher.probe.job import open_probe
 from esscher.probe.session import Session, open_session
 from esscher.probe.spec import ProbeSpec
+from esscher.runs import executors
 from tests.cli.commands import run
 from tests.models.probe_runs import few_texts, save_tiny, tiny_model
 
@@ -51,53 +51,23 @@ def spec_of(folder: Path, text: Path, **fields: Any) -> ProbeSpec:
     )
 
 
-def test_one_context_while_the_spec_stays(folder: Path, text: Path) -> None:
-    spec = spec_of(folder, text)
-    first = session_of(spec)
-    assert session_of(spec_of(folder, text)) is first
-    assert session_of(spec, starts=True) is first
-    known = weakref.ref(first)
-    del first
-    assert session_of(spec_of(folder, text, seed=1)).spec.seed == 1
+def test_a_run_opens_one_session_and_leaves_none_behind(
+    folder: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model and its tokens are not kept when the run is over."""
+    opened: list[weakref.ref[Session]] = []
+    make = probe_context.open_session
+
+    def counted(*arguments: Any, **named: Any) -> Session:
+        found = make(*arguments, **named)
+        opened.append(weakref.ref(found))
+        return found
+
+    monkeypatch.setattr(job, "open_session", counted)
+    es.probe(folder, text, out=tmp_path / "run", layers=(0,), max_tokens=300, window=64, queries=6)
     gc.collect()
-    assert known() is None  # a model and its tokens are not kept beside another
-
-
-@pytest.mark.parametrize("what", ["text", "model"])
-def test_changed_files_are_seen_when_a_run_starts(what: str, text: Path, tmp_path: Path) -> None:
-    """And not before: the units of one run work on one text."""
-    folder = save_tiny(tmp_path / "model")
-    spec = spec_of(folder, text)
-    first = session_of(spec)
-    if what == "text":
-        text.write_text("\n".join(few_texts()[6:12]), encoding="utf-8")
-    else:
-        save_tiny(folder, initializer_range=0.5)
-    assert session_of(spec) is first
-    second = session_of(spec, starts=True)
-    one, two = ((c.loaded.sha256, c.windows.sha256) for c in (first, second))
-    assert [a == b for a, b in zip(one, two, strict=True)] == [what == "text", what == "model"]
-    assert session_of(spec, starts=True) is second
-
-
-def test_what_a_run_writes_beside_text_and_model_is_no_change(tmp_path: Path) -> None:
-    """Who stands in the folder of the model or of the text has the run below it."""
-    folder = save_tiny(tmp_path / "model")
-    (folder / "prose.txt").write_text("\n".join(few_texts()[:5]), encoding="utf-8")
-    spec = spec_of(folder, folder)
-    first = session_of(spec)
-    (folder / "runs" / "mine").mkdir(parents=True)
-    (folder / "runs" / "mine" / "heads.parquet").write_bytes(b"")
-    assert session_of(spec, starts=True) is first
-
-
-def test_names_of_no_file_here() -> None:
-    """What is wrong with them is said by who reads them."""
-    for name in ("no-such/model", "not a name!", "a--b/c..d"):
-        assert files_of_model(name) == []
-    for fields in ({"dataset": "no-such/dataset"}, {"packaged": "code"}, {"text": ["-"]}):
-        assert files_of_text(CorpusSpec.model_validate(fields)) == []
-    assert files_of_text(CorpusSpec(text=("nowhere.txt",))) == [Path("nowhere.txt")]
+    assert len(opened) == 1
+    assert opened[0]() is None
 
 
 def test_two_commands_in_a_process_read_a_text_that_changed(
@@ -139,28 +109,38 @@ def test_two_commands_in_a_process_read_a_text_that_changed(
     assert one != two
 
 
-def test_threads_share_one_context(folder: Path, text: Path) -> None:
-    spec = spec_of(folder, text, seed=7)
-    found: list[Session] = []
-    threads = [threading.Thread(target=lambda: found.append(session_of(spec))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 4
-    assert len(set(map(id, found))) == 1
+def test_threads_of_a_worker_share_one_session(
+    folder: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each order of a run is opened once, and forgotten when the next one comes."""
+    opened: list[str] = []
+
+    def counted(order: str) -> Any:
+        opened.append(order)
+        return SimpleNamespace(shard=lambda index, unit: b"")
+
+    monkeypatch.setattr(executors.Work, "open", counted)
+    monkeypatch.setattr(executors, "_opened", {})
+    for order in ("one", "two", "one"):
+        arguments = (order, 0, {}, {})
+        threads = [
+            threading.Thread(target=executors.compute_remotely, args=arguments) for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert opened == ["one", "two", "one"]
 
 
 def test_an_object_is_asked_for_again(text: Path) -> None:
-    """It has no name by which it could be loaded, and another probe takes its place."""
+    """It has no name by which it could be loaded."""
     spec = spec_of(Path("object:0123"), text)
-    given = session_of(spec, loaded=wrap_model(*tiny_model("bert")))
-    assert session_of(spec, starts=True) is given
-    session_of(spec.model_copy(update={"model": "packaged"}), loaded=given.loaded)
+    assert open_probe(spec, wrap_model(*tiny_model("bert"))).keys == 300
     with pytest.raises(
         ValueError, match=r"given as a Python object, .* call esscher\.probe with that model"
     ):
-        session_of(spec)
+        open_probe(spec)
 
 
 @pytest.mark.parametrize(

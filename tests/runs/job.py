@@ -112,7 +112,7 @@ def columns(spec: WalkSpec) -> dict[str, list[Column]]:
     }
 
 
-def concrete(spec: WalkSpec) -> WalkSpec:
+def filled_in(spec: WalkSpec) -> WalkSpec:
     return spec.model_copy(update={"steps": 7, "open_steps": False}) if spec.open_steps else spec
 
 
@@ -121,7 +121,7 @@ def cost(spec: WalkSpec, unit: Unit) -> float:
 
 
 WALK = Job(
-    "walk", WalkSpec, units, compute, hashes=hashes, columns=columns, concrete=concrete, cost=cost
+    "walk", WalkSpec, units, compute, hashes=hashes, columns=columns, open=filled_in, cost=cost
 )
 register("walk", "tests.runs.job:WALK")
 

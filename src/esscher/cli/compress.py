@@ -129,14 +129,15 @@ def compress(
         raise ValueError("--keep, --kl: give a size or a loss, not both")
     if out is not None:
         refuse_foreign(out, spec, {"when": "auto"})
-    source = source_of(spec, starts=True)
+    source = source_of(spec)
     name = f"{short_name(source.loaded.name)}-compress-{source.spec.hash[:8]}"
     path = out if out is not None else Path("runs") / name
     log(
         f"{source.loaded.name}: {len(source.texts)} prompts of {source.prefill} tokens,"
         f" {source.decode} more decoded; run {path}"
     )
-    run = execute(source.spec, path, workers=workers, dask=dask, progress=terminal())
+    where: dict[str, Any] = {"workers": workers, "dask": dask, "progress": terminal()}
+    run = execute(source.spec, path, **where, opened=source)
     end_compress(run, as_json, flags)
 
 

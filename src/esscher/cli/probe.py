@@ -150,7 +150,7 @@ def probe(
     from esscher.corpus.documents import check_text
     from esscher.hf.checkpoint import as_read
     from esscher.probe.api import LEFT_OPEN, run_folder, too_few_keys
-    from esscher.probe.job import session_of
+    from esscher.probe.job import open_probe
     from esscher.runs import execute, terminal
     from esscher.runs.progress import cores
     from esscher.runs.run import refuse_foreign
@@ -171,12 +171,13 @@ def probe(
         refuse_foreign(out, spec, LEFT_OPEN)
     if sys.stderr.isatty():  # in a log a mistake is one line, with nothing before it
         log(f"reading {as_read(spec.model)} and the text")
-    context = session_of(spec, starts=True)
+    context = open_probe(spec)
     path = out if out is not None else run_folder(context)
     log(f"{context.loaded.name}: {len(context.layers)} layers, {_pool(context)}; run {path}")
     if (few := too_few_keys(context)) is not None:
         log(f"note: {few}")
-    end_probe(execute(context.spec, path, **where, progress=terminal()), as_json, flags)
+    run = execute(context.spec, path, **where, progress=terminal(), opened=context)
+    end_probe(run, as_json, flags)
 
 
 def read_flags(flags: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,8 +22,8 @@ from esscher.runs.progress import advance
 BLOCK = 5  # layers of a unit that goes through the model once for each head
 
 
-def units(spec: CompressSpec) -> list[Unit]:
-    source = source_of(spec, starts=True)
+def units(source: Source) -> list[Unit]:
+    spec = source.spec
     texts, layers = range(len(source.texts)), source.layers
     found: list[Unit] = [{"text": text} for text in texts]
     found += [{"needle": number} for number in range(spec.needles)]
@@ -34,18 +34,11 @@ def units(spec: CompressSpec) -> list[Unit]:
     return found
 
 
-def concrete(spec: CompressSpec) -> CompressSpec:
-    """With the way keys are kept that suits the model."""
-    return source_of(spec).spec
-
-
-def hashes(spec: CompressSpec) -> dict[str, str]:
-    source = source_of(spec)
+def hashes(source: Source) -> dict[str, str]:
     return {"model": source.loaded.sha256, "corpus": source.windows.sha256}
 
 
-def compute(spec: CompressSpec, unit: Unit) -> Mapping[str, Any]:
-    source = source_of(spec)
+def compute(source: Source, unit: Unit) -> Mapping[str, Any]:
     if "needle" in unit:
         return {"draws": _needle(source, unit["needle"])}
     window = int(source.texts[unit["text"]])
@@ -135,13 +128,12 @@ def _measured(
                 yield named | {"metric": name, "value": value}
 
 
-def consolidate(spec: CompressSpec, shards: Sequence[Shard]) -> Mapping[str, Any]:
+def consolidate(source: Source, shards: Sequence[Shard]) -> Mapping[str, Any]:
     frames: dict[str, list[pd.DataFrame]] = {}
     for shard in shards:
         for name, table in shard.tables.items():
             frames.setdefault(name, []).append(table.to_pandas())
     raw = {name: pd.concat(parts, ignore_index=True) for name, parts in frames.items()}
-    source = source_of(spec)
     return {**finished(raw, _bytes(source)), "about": _about(source)}
 
 
@@ -182,4 +174,4 @@ def _about(source: Source) -> pd.DataFrame:
     return pd.DataFrame([row])
 
 
-COMPRESS = Job("compress", CompressSpec, units, compute, consolidate, hashes, columns, concrete)
+COMPRESS = Job("compress", CompressSpec, units, compute, consolidate, hashes, columns, source_of)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -19,7 +18,7 @@ from esscher.hf.loading import Loaded, Task, load_model, outline_model, task_of
 from esscher.hf.maps import head_projections
 from esscher.keep import Context, parse
 from esscher.keep.rule import Rule
-from esscher.probe.session import Stamp, alike, stamp, tokenizer_of
+from esscher.probe.session import alike, tokenizer_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,28 +65,10 @@ class Source:
         return tuple(split for split in self.spec.splits if can or split == UNIFORM) or (UNIFORM,)
 
 
-_lock = threading.Lock()
-_latest: tuple[Source, Stamp, str] | None = None  # one model fills the memory
-
-
-def source_of(spec: CompressSpec, *, starts: bool = False) -> Source:
-    """The source of a spec: the one this process has, or a new one in its place.
-
-    ``starts``: a run starts here, and files may have changed since under the same names.
+def source_of(spec: CompressSpec) -> Source:
+    """The model and the prompts of a spec: text, layers and rules are checked by the
+    configuration, before weights are read.
     """
-    global _latest
-    with _lock:
-        same = _latest is not None and spec.hash in (_latest[0].spec.hash, _latest[2])
-        if not same or (starts and _latest is not None and _latest[1] != stamp(spec)):
-            _latest = None  # not two of them in memory
-            before = stamp(spec)
-            _latest = _make(spec), before, spec.hash
-        assert _latest is not None
-        return _latest[0]
-
-
-def _make(spec: CompressSpec) -> Source:
-    """Text, layers and rules are checked by the configuration, before weights are read."""
     check_text(spec.corpus)
     outline = _read(spec, outline_model)
     planned = None if outline is None else _planned(spec, outline)

@@ -86,25 +86,6 @@ def check_text(spec: CorpusSpec) -> None:
             next(_source(spec.model_copy(update={"text": (name,)})), None)
 
 
-def files_of_text(spec: CorpusSpec) -> list[Path]:
-    """The files a corpus is read from; none for standard input, packaged text and datasets that are
-    not here.
-    """
-    found: list[Path] = []
-    local = [spec.dataset] if spec.dataset is not None and os.path.exists(spec.dataset) else []
-    for name in (*spec.text, *local):
-        if name == "-" or "\0" in name:
-            continue
-        if not os.path.isdir(name):
-            found.append(Path(name))
-        elif name in local:
-            found += sorted(path for path in Path(name).rglob("*") if path.is_file())
-        else:
-            with contextlib.suppress(ValueError):  # reading the folder says what is wrong with it
-                found += _folder_files(Path(name), tables=spec.field is not None)
-    return found
-
-
 def _source(spec: CorpusSpec) -> Iterator[Piece]:
     if spec.dataset is not None:
         yield from _texts(_dataset(spec.dataset, spec.split), spec.field)

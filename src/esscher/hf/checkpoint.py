@@ -113,23 +113,6 @@ def as_read(name: Any) -> str:
     )
 
 
-def files_of_model(name: Any, revision: str | None = None) -> list[Path]:
-    """The files that a name stands for now; of a model on the hub the configuration in its cache,
-    which names the commit.
-    """
-    source = resolve(name)
-    if source.file is not None:
-        return [source.file]
-    if source.folder is not None:
-        return sorted(path for path in source.folder.iterdir() if path.is_file())
-    try:
-        hub = importlib.import_module("huggingface_hub")
-        cached = hub.try_to_load_from_cache(source.where, "config.json", revision=revision)
-    except (ImportError, ValueError):  # loading the model says what is wrong
-        return []
-    return [Path(cached)] if isinstance(cached, str) else []
-
-
 def read_config(source: Source, revision: str | None = None) -> Any:
     """The configuration of a model, without its weights; a model that cannot be loaded as it is
     meant is refused here.

@@ -9,10 +9,10 @@ chi-squared with d_v degrees of freedom in the limit.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -33,6 +33,9 @@ from esscher.probe.spec import KEYS, ProbeSpec
 from esscher.runs import Job, RunSpec, Shard, Unit, register
 from esscher.runs.columns import Column
 from esscher.runs.spec import Plain
+
+if TYPE_CHECKING:
+    from esscher.probe.session import Session
 
 REPEATS_PER_UNIT = 20  # seeds do not depend on it
 REGIONS = {
@@ -213,18 +216,36 @@ def normality_table(
 # ---- as a run
 
 
-def units(spec: NormalitySpec) -> Iterator[Unit]:
+@dataclass(frozen=True, eq=False)
+class Cases:
+    """A spec, and the session of the probe whose heads it names, if any."""
+
+    spec: NormalitySpec
+    session: Session | None
+    known: dict[str, tuple[Head, Measure, Tensor]] = field(default_factory=dict)
+
+
+def open_cases(spec: NormalitySpec) -> Cases:
+    if not spec.heads:
+        return Cases(spec, None)
+    from esscher.probe.job import open_probe  # laws need no model
+
+    return Cases(spec, open_probe(spec.probe))
+
+
+def units(cases: Cases) -> Iterator[Unit]:
+    spec = cases.spec
     for case in (*spec.laws, *spec.heads):
         for first in range(0, spec.repeats, REPEATS_PER_UNIT):
             count = min(REPEATS_PER_UNIT, spec.repeats - first)
             yield {"case": case.name, "first": first, "count": count}
 
 
-@functools.lru_cache(maxsize=2)
-def case_of(spec: NormalitySpec, name: str) -> tuple[Head, Measure, Tensor]:
+def case_of(cases: Cases, name: str) -> tuple[Head, Measure, Tensor]:
     """Head, law and queries of a case: fresh tokens of a law, or a head's own queries in the
     text.
     """
+    spec = cases.spec
     for law in spec.laws:
         if law.name == name:
             measure = law.law.build(torch.float64, spec.device)
@@ -232,10 +253,10 @@ def case_of(spec: NormalitySpec, name: str) -> tuple[Head, Measure, Tensor]:
             queries = measure.sample(spec.queries, generator).double()
             return law.head.build(measure), measure, queries
     from esscher.probe.corpus import held_layer  # laws need no model
-    from esscher.probe.job import session_of
 
+    assert cases.session is not None
     case = next(case for case in spec.heads if case.name == name)
-    pooled = held_layer(session_of(spec.probe), case.layer)
+    pooled = held_layer(cases.session, case.layer)
     info = pooled.queries.info
     if case.head >= info.heads or info.softcap is not None:
         raise ValueError(
@@ -256,25 +277,26 @@ def head_of_pool(k: Tensor, v: Tensor, scale: float) -> tuple[Head, Pool]:
     return Head(scale * eye[:, :width], eye[width:]), Pool(torch.cat([k, v], dim=1))
 
 
-def hashes(spec: NormalitySpec) -> dict[str, str]:
-    if not spec.heads:
+def hashes(cases: Cases) -> dict[str, str]:
+    if cases.session is None:
         return {}
-    from esscher.probe.job import session_of
-
-    context = session_of(spec.probe, starts=True)
-    return {"model": context.loaded.sha256, "corpus": context.windows.sha256}
+    return {"model": cases.session.loaded.sha256, "corpus": cases.session.windows.sha256}
 
 
-def compute(spec: NormalitySpec, unit: Unit) -> dict[str, Any]:
+def compute(cases: Cases, unit: Unit) -> dict[str, Any]:
+    spec = cases.spec
     name, repeats = unit["case"], range(unit["first"], unit["first"] + unit["count"])
-    head, measure, queries = case_of(spec, name)
+    if name not in cases.known:
+        cases.known.clear()  # the tokens of one case at a time
+        cases.known[name] = case_of(cases, name)
+    head, measure, queries = cases.known[name]
     seeded = spec.level, spec.seed, f"normality/{name}"
     return {
         "draws": draw_regions(head, measure, queries, spec.n, repeats, *seeded).assign(case=name)
     }
 
 
-def consolidate(spec: NormalitySpec, shards: Sequence[Shard]) -> dict[str, Any]:
+def consolidate(cases: Cases, shards: Sequence[Shard]) -> dict[str, Any]:
     """Table coverage: a row for each case and n."""
     draws = pd.concat([shard.tables["draws"].to_pandas() for shard in shards], ignore_index=True)
     by_case = {case: coverage_table(part) for case, part in draws.groupby("case", sort=False)}
@@ -309,6 +331,6 @@ def columns(spec: Any) -> dict[str, list[Column]]:
 
 
 NORMALITY = Job(
-    "normality", NormalitySpec, units, compute, consolidate, hashes=hashes, columns=columns
+    "normality", NormalitySpec, units, compute, consolidate, hashes, columns, open_cases
 )
 register("normality", "esscher.papers.normality:NORMALITY")

@@ -14,7 +14,7 @@ import pandas as pd
 
 from esscher.hf.checkpoint import written
 from esscher.hf.loading import wrap_model
-from esscher.probe.job import session_of
+from esscher.probe.job import open_probe
 from esscher.probe.session import OBJECT, Session
 from esscher.probe.spec import SMALLEST, ProbeSpec, read_settings
 from esscher.runs import Run, execute, watched
@@ -69,14 +69,15 @@ def probe(
     spec = ProbeSpec.read({"model": model, **fields})
     if out is not None:
         refuse_foreign(Path(out), spec, left_open=LEFT_OPEN)
-    session = session_of(spec, loaded=loaded, starts=True)
+    session = open_probe(spec, loaded)
     if (few := too_few_keys(session)) is not None:
         warnings.warn(few, stacklevel=2)
     folder = run_folder(session) if out is None else Path(out)
     report = watched(progress)
     if report is not None:
         print(f"run: {folder}", file=sys.stderr, flush=True)
-    run = execute(session.spec, folder, workers=workers, dask=dask, progress=report)
+    where: dict[str, Any] = {"workers": workers, "dask": dask, "progress": report}
+    run = execute(session.spec, folder, **where, opened=session)
     check_measured(run)
     return run
 

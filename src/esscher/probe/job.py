@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import math
-import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -29,7 +29,7 @@ from esscher.probe.measure import (
 )
 from esscher.probe.moments import check_moments, moment_units, stream_moments, with_moments
 from esscher.probe.own_context import window_layers
-from esscher.probe.session import FEWEST, Session, Stamp, open_session, stamp
+from esscher.probe.session import FEWEST, Session, open_session
 from esscher.probe.spec import ProbeSpec, check_ladder
 from esscher.probe.statistics.dispersion import check_dispersion
 from esscher.probe.statistics.frontier import check_rules
@@ -63,62 +63,38 @@ def check_asked(session: Session) -> None:
             )
 
 
-# ---- the session of this process
+def open_probe(spec: ProbeSpec, loaded: Loaded | None = None) -> Session:
+    """The session of a spec whose statistics are registered, with everything it asks for checked.
 
-_lock = threading.Lock()  # a worker of Dask may do units in threads
-_latest: tuple[Session, Stamp, str] | None = None  # one only: a model and its tokens fill memory
-
-
-def session_of(spec: ProbeSpec, *, loaded: Loaded | None = None, starts: bool = False) -> Session:
-    """The session of a spec: the one this process has, or a new one in its place.
-
-    ``starts``: a run starts here, and files may have changed since under the same names.
-    ``loaded``: the model of a new session, where it was given as an object.
+    ``loaded``: the model, where it is given as an object.
     """
-    global _latest
-    with _lock:
-        known = _latest is not None and spec.hash in (_latest[0].spec.hash, _latest[2])
-        same = loaded is None and known
-        if not same or (starts and _latest is not None and _latest[1] != stamp(spec)):
-            _latest = None  # not two of them in memory
-            before = stamp(spec)
-            _latest = open_session(spec, loaded, check_asked), before, spec.hash
-        assert _latest is not None
-        return _latest[0]
+    check_registered(spec)
+    return open_session(spec, loaded, check_asked)
 
 
 # ---- units
 
 
-def units(spec: ProbeSpec) -> list[Unit]:
+def units(session: Session) -> list[Unit]:
     """Those of the session; moments have units of their own."""
-    check_registered(spec)
-    session = session_of(spec, starts=True)
-    return session.units + (moment_units(session) if spec.moments else [])
+    return session.units + (moment_units(session) if session.spec.moments else [])
 
 
-def concrete(spec: ProbeSpec) -> ProbeSpec:
-    """With the pool that suits the model."""
-    check_registered(spec)
-    return spec if spec.pool != "auto" else session_of(spec).spec
-
-
-def cost(spec: ProbeSpec, unit: Unit) -> float:
+def cost(session: Session, unit: Unit) -> float:
     """A window in which keep rules are compared takes more than the others."""
-    ruled = bool(spec.compared) and unit["window"] in session_of(spec).rule_windows
-    return 1.0 + RULE * len(spec.compared) if ruled else 1.0
+    compared = session.spec.compared
+    ruled = bool(compared) and unit["window"] in session.rule_windows
+    return 1.0 + RULE * len(compared) if ruled else 1.0
 
 
-def hashes(spec: ProbeSpec) -> dict[str, str]:
-    session = session_of(spec)
+def hashes(session: Session) -> dict[str, str]:
     return {"model": session.loaded.sha256, "corpus": session.windows.sha256}
 
 
-def compute(spec: ProbeSpec, unit: Unit) -> Mapping[str, Any]:
+def compute(session: Session, unit: Unit) -> Mapping[str, Any]:
     """Tables of some heads where the corpus is one part; else states, which are joined at the
     end. The first unit also compares the captured model with the plain one.
     """
-    session = session_of(spec)
     if "moments" in unit:
         return stream_moments(session, unit)
     found = unit_tables(session, unit)
@@ -149,9 +125,9 @@ def parity_rows(session: Session) -> list[dict[str, Any]]:
 # ---- the final tables
 
 
-def consolidate(spec: ProbeSpec, shards: Sequence[Shard]) -> Mapping[str, Any]:
+def consolidate(session: Session, shards: Sequence[Shard]) -> Mapping[str, Any]:
     """Parts and windows joined, heads in order, those that failed named, budgets, what was run."""
-    session = session_of(spec)
+    spec = session.spec
     sampled = [shard for shard in shards if "moments" in shard.unit]
     states = "heads" not in session.units[0]
     tables = _joined(session, shards) if states else side_by_side(_measured(shards))
@@ -274,4 +250,9 @@ def about(session: Session, heads: pd.DataFrame, same: pd.DataFrame | None) -> p
     return pd.DataFrame([row])
 
 
-PROBE = Job("probe", ProbeSpec, units, compute, consolidate, hashes, columns, concrete, cost)
+PROBE = Job(
+    *("probe", ProbeSpec, units, compute, consolidate, hashes, columns),
+    open=functools.partial(open_session, check=check_asked),
+    cost=cost,
+    check=check_registered,
+)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import functools
-import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,12 +13,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from esscher.corpus.documents import check_text, files_of_text
+from esscher.corpus.documents import check_text
 from esscher.corpus.windows import Windows, make_windows
 from esscher.errors.more_text import PIECES
 from esscher.hf.call import AttentionCall
 from esscher.hf.capture import forward
-from esscher.hf.checkpoint import files_of_model
 from esscher.hf.loading import Loaded, load_model, outline_model
 from esscher.hf.maps import head_projections, linear_maps
 from esscher.probe.spec import OWN_WINDOW, WINDOW, ProbeSpec
@@ -506,24 +503,3 @@ def measured_part(run: Run) -> str:
     if found == every:
         return f"all {found} heads of the model"
     return f"{found} of {every} heads, {layers} of {int(about['layers'])} layers"
-
-
-# ---- The session that a process works on: units of a run share it.
-
-Stamp = tuple[tuple[str | int, ...], ...]
-
-
-def stamp(spec: Any) -> Stamp:
-    """Which files a spec names by model and corpus, and which versions of them; what a hub holds is
-    known by its copy here.
-    """
-    model = [] if spec.model.startswith(OBJECT) else files_of_model(spec.model, spec.revision)
-    return tuple(_version(path) for path in [*model, *files_of_text(spec.corpus)])
-
-
-def _version(path: Path) -> tuple[str | int, ...]:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return (str(path),)
-    return str(path), found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

@@ -25,6 +25,7 @@ from esscher.runs.errors import (
 from esscher.runs.executors import (
     Outcome,
     Todo,
+    Work,
     compute_here,
     compute_in_processes,
     compute_on_cluster,
@@ -47,13 +48,12 @@ from esscher.runs.run import (
     versions,
 )
 from esscher.runs.spec import (
-    JOBS,
     RunSpec,
     Unit,
-    canonical_json,
     digest,
     find_job,
     read_spec,
+    spec_of,
     units_of,
 )
 from esscher.runs.store import Shards, Store, held
@@ -71,11 +71,13 @@ def execute(
     dask: str | None = None,
     progress: Report | None = None,
     tries: int = 3,
+    opened: Any = None,
 ) -> Run:
     """Do every unit of a spec (an object, a mapping, or a YAML file) and store the tables in the
     folder ``out``.
 
-    ``workers`` local processes (1: this process), or a Dask cluster: "tcp://host:port", or "local"
+    ``opened``: what the job's ``open`` made of this spec, where that is done already. ``workers``
+    local processes (1: this process), or a Dask cluster: "tcp://host:port", or "local"
     for one of ``workers`` processes. The tables are the same, bit for bit. ``progress`` is called
     with a Progress after each unit. A unit that fails ``tries`` times is recorded, and
     RunIncomplete is raised once the others are done. Ctrl-C raises RunInterrupted. A folder that
@@ -88,10 +90,11 @@ def execute(
             f"spec: job {job.name} expects a {job.spec.__name__}, got a {type(given).__name__}"
         )
     refuse_foreign(Path(out))
-    whole: RunSpec = job.concrete(given)
+    job.check(given)
+    context = job.open(given) if opened is None else opened
     if not os.path.lexists(out):
-        units_of(job, whole)  # a spec without units is refused before there is a folder
-    return _run(Path(out), whole, workers, dask, progress, tries)
+        units_of(job, context)  # a spec without units is refused before there is a folder
+    return _run(Path(out), context, workers, dask, progress, tries)
 
 
 def resume(
@@ -115,7 +118,7 @@ def resume(
 
 def _run(
     path: Path,
-    spec: RunSpec | None,
+    context: Any,
     workers: int,
     dask: str | None,
     progress: Report | None,
@@ -128,7 +131,7 @@ def _run(
     store.create()
     with held(path / LOCK):
         store.clean()
-        writer = _Writer(store, spec, progress)
+        writer = _Writer(store, context, progress)
         tracker = writer.tracker
         try:
             tracker.tick()
@@ -202,8 +205,10 @@ class _Writer:
     manifest up to date.
     """
 
-    def __init__(self, store: Store, spec: RunSpec | None, progress: Report | None) -> None:
-        """``spec``: None for whichever run it is. Damaged shards are removed and named."""
+    def __init__(self, store: Store, context: Any, progress: Report | None) -> None:
+        """``context``: what the job opened; None for whichever run it is. Damaged shards are
+        removed and named.
+        """
         self.store, self.failures = store, list[Failure]()
         self.notes: list[str] = []
         self.previous: Manifest | None = None
@@ -212,16 +217,20 @@ class _Writer:
         except Damaged as cause:
             if store.count() or os.path.lexists(store.path / MANIFEST):
                 self.notes.append(f"{cause}: done now")
-        self.spec = _recorded_spec(store, self.previous) if spec is None else spec
+        self.spec = _recorded_spec(store, self.previous) if context is None else spec_of(context)
         if self.previous is not None and self.previous.spec_hash != self.spec.hash:
             refuse_other(store.path, self.previous, self.spec)
         self.job = find_job(self.spec.job)
-        self.units = units_of(self.job, self.spec)
-        self.hashes = {name: str(value) for name, value in self.job.hashes(self.spec).items()}
+        if context is None:
+            self.job.check(self.spec)
+            context = self.job.open(self.spec)
+        self.context = context
+        self.units = units_of(self.job, context)
+        self.hashes = {name: str(value) for name, value in self.job.hashes(context).items()}
         if self.previous is not None:
             self.notes += _check_unchanged(store.path, self.previous, self.units, self.hashes)
         self.pending = self._find_pending()
-        costs = {index: self.job.cost(self.spec, self.units[index]) for index in self.pending}
+        costs = {index: self.job.cost(context, self.units[index]) for index in self.pending}
         self.tracker = Tracker(progress, costs, len(self.units))
 
     def _find_pending(self) -> list[int]:
@@ -293,13 +302,13 @@ class _Writer:
     def _outcomes(
         self, todo: Todo, workers: int, dask: str | None
     ) -> Generator[Outcome | None, None, None]:
-        order = canonical_json({"entry": JOBS[self.job.name], "header": self.manifest.header})
+        work = Work(self.job, self.context, self.manifest.header)
         if dask is not None:
-            yield from compute_on_cluster(order, todo, self.tracker, dask, workers)
+            yield from compute_on_cluster(work, todo, self.tracker, dask, workers)
         elif workers > 1:
-            yield from compute_in_processes(order, todo, self.tracker, self.store.path, workers)
+            yield from compute_in_processes(work, todo, self.tracker, self.store.path, workers)
         else:
-            yield from compute_here(order, todo, self.tracker)
+            yield from compute_here(work, todo, self.tracker)
 
     def _compute(self, todo: Todo, outcomes: Iterable[Outcome | None], tries: int) -> None:
         """Do the pending units, each as often as it may fail."""
@@ -337,7 +346,7 @@ class _Writer:
         timer.start()
         try:
             shards = Shards(store, self.units, self.spec.hash)
-            made = self.job.consolidate(self.spec, shards) if shards else {}
+            made = self.job.consolidate(self.context, shards) if shards else {}
             tables = declare(as_tables(made), self.job.columns(self.spec))
         except Exception as cause:
             if len(self.pending) == len(self.units) or isinstance(cause, RunError):

@@ -34,7 +34,7 @@ from esscher.runs.columns import declare
 from esscher.runs.errors import RunError, StoreError
 from esscher.runs.progress import Tracker, advancing
 from esscher.runs.run import versions
-from esscher.runs.spec import Job, RunSpec, Unit, find_job
+from esscher.runs.spec import JOBS, Job, Unit, canonical_json, find_job, spec_of
 from esscher.runs.store import Store
 from esscher.runs.tables import as_tables, encode_shard
 
@@ -62,36 +62,56 @@ def describe(cause: BaseException) -> str:
     return (f"{type(cause).__name__}: {text}" if text else type(cause).__name__)[:500]
 
 
-@functools.lru_cache(maxsize=8)
-def _load(order: str) -> tuple[Job, RunSpec, dict[str, Any]]:
-    """Job, spec and header of a run from the JSON that any process can be given."""
-    given = json.loads(order)
-    job = find_job(given["header"]["job"], given["entry"])
-    return job, job.spec.read(given["header"]["spec"]), given["header"]
-
-
-def compute_shard(order: str, index: int, unit: Unit) -> bytes:
-    """The shard of one unit, computed in this process with the threads of the spec.
-
-    ``order``: JSON of ``entry``, "module:attribute" of the job, and ``header``, that of the
-    manifest.
+@dataclass(frozen=True)
+class Work:
+    """A run in a process that computes its units: ``context`` is what its job opened, ``header``
+    that of the manifest.
     """
-    job, spec, header = _load(order)
-    with _threads(spec.threads):
-        tables = job.compute(spec, unit)
-    return encode_shard(
-        declare(as_tables(tables), job.columns(spec)), {**header, "index": index, "unit": unit}
-    )
+
+    job: Job
+    context: Any
+    header: dict[str, Any]
+
+    @classmethod
+    def open(cls, order: str) -> Work:
+        """From the JSON that any process can be given: ``entry``, "module:attribute" of the job,
+        and ``header``.
+        """
+        given = json.loads(order)
+        header = given["header"]
+        job = find_job(header["job"], given["entry"])
+        return cls(job, job.open(job.spec.read(header["spec"])), header)
+
+    @property
+    def order(self) -> str:
+        return canonical_json({"entry": JOBS[self.job.name], "header": self.header})
+
+    def shard(self, index: int, unit: Unit) -> bytes:
+        """The shard of one unit, computed in this process with the threads of the spec."""
+        spec = spec_of(self.context)
+        with _threads(spec.threads):
+            tables = self.job.compute(self.context, unit)
+        header = {**self.header, "index": index, "unit": unit}
+        return encode_shard(declare(as_tables(tables), self.job.columns(spec)), header)
+
+
+_opened: dict[str, Work] = {}  # in a Dask worker: the run it works on, by its order
+_lock = threading.Lock()  # its threads share it
 
 
 def compute_remotely(order: str, index: int, unit: Unit, expected: dict[str, str]) -> bytes:
-    """The same on another machine, refused with other versions, which could give other bits."""
+    """A shard on another machine, refused with other versions, which could give other bits."""
     here = versions()
     other = [name for name in expected if here.get(name) != expected[name]]
     if other:
         found = ", ".join(f"{name} {here.get(name)} instead of {expected[name]}" for name in other)
         raise RuntimeError(f"the worker has {found}; give it the versions of the client")
-    return compute_shard(order, index, unit)
+    with _lock:
+        if order not in _opened:
+            _opened.clear()  # not two models in memory
+            _opened[order] = Work.open(order)
+        work = _opened[order]
+    return work.shard(index, unit)
 
 
 @contextlib.contextmanager
@@ -112,13 +132,13 @@ def _threads(threads: int) -> Iterator[None]:
             torch.set_num_threads(before)
 
 
-def compute_here(order: str, todo: Todo, tracker: Tracker) -> Iterator[Outcome | None]:
+def compute_here(work: Work, todo: Todo, tracker: Tracker) -> Iterator[Outcome | None]:
     """One unit after the other in this process; the other executors give the same bytes."""
     while todo:
         index, unit = todo.popleft()
         try:
             with advancing(functools.partial(tracker.hear, index)):
-                outcome = Outcome(index, data=compute_shard(order, index, unit))
+                outcome = Outcome(index, data=work.shard(index, unit))
         except (Exception, SystemExit) as cause:
             outcome = Outcome.failed(index, cause)
         yield outcome
@@ -178,11 +198,11 @@ class _Worker:
 
 
 def compute_in_processes(
-    order: str, todo: Todo, tracker: Tracker, path: Path, most: int
+    work: Work, todo: Todo, tracker: Tracker, path: Path, most: int
 ) -> Iterator[Outcome | None]:
     """Units in fresh processes with the threads of the spec; each stores its shards itself."""
-    limits = dict.fromkeys(_THREAD_VARIABLES, str(_load(order)[1].threads))
-    start = {"order": order, "path": str(path.resolve())}
+    limits = dict.fromkeys(_THREAD_VARIABLES, str(spec_of(work.context).threads))
+    start = {"order": work.order, "path": str(path.resolve())}
     answers: queue.SimpleQueue[tuple[_Worker, dict[str, Any]]] = queue.SimpleQueue()
     workers: list[_Worker] = []
     stillborn = 0
@@ -245,7 +265,7 @@ def main() -> None:
     def compute(index: int, unit: Unit) -> None:
         try:
             with advancing(lambda share: answer(index=index, share=share)):
-                data = compute_shard(start["order"], index, unit)
+                data = work.shard(index, unit)
             store.write_shard(index, data)
             answer(index=index)
         except StoreError as cause:
@@ -258,7 +278,7 @@ def main() -> None:
     try:
         start = json.loads(lines.get())
         store = Store(Path(start["path"]))
-        _load(start["order"])
+        work = Work.open(start["order"])
     except Exception as cause:
         answer(fatal=f"a worker cannot start: {describe(cause)}")
         return
@@ -274,7 +294,7 @@ _CONNECT_SECONDS = 10
 
 
 def compute_on_cluster(
-    order: str, todo: Todo, tracker: Tracker, address: str, workers: int
+    work: Work, todo: Todo, tracker: Tracker, address: str, workers: int
 ) -> Iterator[Outcome | None]:
     """Units on a cluster by its scheduler's address, "tcp://host:port", or "local" for one on this
     machine.
@@ -310,7 +330,7 @@ def compute_on_cluster(
             while todo:
                 index, unit = todo.popleft()
                 key = f"esscher-{token}-{next(numbers)}"
-                arguments = (order, index, unit, versions())
+                arguments = (work.order, index, unit, versions())
                 future = client.submit(compute_remotely, *arguments, key=key, pure=False)
                 futures[key] = future
                 future.add_done_callback(lambda ended, index=index: done.put((index, ended)))

@@ -131,24 +131,29 @@ JOBS: dict[str, str] = {}
 """Name of a job -> "module:attribute". Only :func:`register` fills it; no file of a run can."""
 
 
-def _concatenate(spec: Any, shards: Sequence[Shard]) -> Mapping[str, Any]:
+def _concatenate(context: Any, shards: Sequence[Shard]) -> Mapping[str, Any]:
     from esscher.runs.tables import concatenate  # naming a job must not import pyarrow
 
-    return concatenate(spec, shards)
+    return concatenate(context, shards)
 
 
 @dataclass(frozen=True)
 class Job:
-    """A spec class and functions of a spec.
+    """A spec class and the functions that run it.
 
-    ``units`` lists the pieces of work as plain dicts; the same spec gives the same list.
-    ``compute`` does one and returns tables by name (Arrow, pandas, a mapping of columns, or a list
-    of rows); it depends on spec and unit alone. ``consolidate`` makes the final tables from the
-    shards in the order of units; the default concatenates rows. ``hashes`` names what else decides
-    the result (a model's files, a corpus); it is compared on resuming. ``columns`` describes the
-    columns by table (:class:`~esscher.runs.Column`). ``concrete`` fills in what a new run's spec
-    leaves open. ``cost`` weighs a unit against the others for the estimate of the time left. The
-    module should import what computes at its top: threads are set before a unit begins.
+    ``open`` makes the context of a run from its spec, once in each process that computes units: by
+    default the spec itself, else an object with the spec in its field ``spec``, such as a loaded
+    model and its text. It may fill in what the spec of a new run leaves open. ``check`` refuses a
+    spec before that, in the process that starts the run.
+
+    The others get the context. ``units`` lists the pieces of work as plain dicts; the same spec
+    gives the same list. ``compute`` does one and returns tables by name (Arrow, pandas, a mapping
+    of columns, or a list of rows); it depends on context and unit alone. ``consolidate`` makes the
+    final tables from the shards in the order of units; the default concatenates rows. ``hashes``
+    names what else decides the result (a model's files, a corpus); it is compared on resuming.
+    ``cost`` weighs a unit against the others for the estimate of the time left. ``columns``
+    describes the columns by table (:class:`~esscher.runs.Column`), from the spec alone. The module
+    should import what computes at its top: threads are set before a unit begins.
     """
 
     name: str
@@ -158,8 +163,9 @@ class Job:
     consolidate: Callable[[Any, Sequence[Shard]], Mapping[str, Any]] = _concatenate
     hashes: Callable[[Any], Mapping[str, str]] = lambda spec: {}
     columns: Callable[[Any], Declared] = lambda spec: {}
-    concrete: Callable[[Any], Any] = lambda spec: spec
-    cost: Callable[[Any, Unit], float] = lambda spec, unit: 1.0
+    open: Callable[[Any], Any] = lambda spec: spec
+    cost: Callable[[Any, Unit], float] = lambda context, unit: 1.0
+    check: Callable[[Any], None] = lambda spec: None
 
 
 def register(name: str, entry: str) -> None:
@@ -199,10 +205,16 @@ def read_spec(source: Any, **changes: Any) -> RunSpec:
     return find_job(fields["job"]).spec.read(fields)
 
 
-def units_of(job: Job, spec: RunSpec) -> list[Unit]:
+def spec_of(context: Any) -> RunSpec:
+    """The spec of what a job opened."""
+    found: RunSpec = context if isinstance(context, RunSpec) else context.spec
+    return found
+
+
+def units_of(job: Job, context: Any) -> list[Unit]:
     """The units of a run, at least one, distinct, and as JSON gives them back to any process."""
     seen: dict[str, int] = {}
-    for index, unit in enumerate(job.units(spec)):
+    for index, unit in enumerate(job.units(context)):
         place = f"job {job.name}: unit {index}"
         if index == MOST_UNITS:
             raise ValueError(f"{place}: expected at most {MOST_UNITS} units; ask for less")
