@@ -110,7 +110,7 @@ def truth(law, keys, rng):
 
 
 def of_laws(repeats=500, keys=16384):
-    """Rows: law, number, share of intervals that cover, share beyond the pool, share that covers
+    """Rows: law, number, share of intervals that cover, share beyond the text, share that covers
     among the others.
     """
     names = [number.key for number in headline_numbers(SPEC)]
@@ -183,14 +183,14 @@ def of_text(model, text, pools):
 def main(arguments):
     if arguments[:1] == ["text"] and len(arguments) > 2:
         print(
-            "pool | number | covers | beyond the pool | covers, two ends | width (ratio of the"
+            "pool | number | covers | beyond the text | covers, two ends | width (ratio of the"
             " ends; exponent: difference)"
         )
         rows = of_text(
             arguments[1], arguments[2], [int(pool) for pool in arguments[3:]] or [4096, 16384]
         )
     elif arguments[:1] == ["laws"]:
-        print("law | number | covers | beyond the pool | covers, two ends")
+        print("law | number | covers | beyond the text | covers, two ends")
         rows = of_laws(*(int(argument) for argument in arguments[1:3]))
     else:
         sys.exit(__doc__)

@@ -12,9 +12,9 @@ from scipy import stats
 
 from esscher.errors.more_text import (
     BEYOND,
-    MOVING,
+    CONVERGED,
+    NOT_CONVERGED,
     PIECES,
-    SETTLED,
     extrapolate,
     jackknife_variance,
     other_text,
@@ -51,7 +51,7 @@ def test_the_interval_by_hand() -> None:
     doubt = math.hypot(
         0.75 * math.sqrt((0.01**2 + (0.02 * 2 / 3) ** 2 + (0.03 * 4 / 9) ** 2) / 3), 0.1 / 20
     )
-    assert (estimate, status) == (pytest.approx(0.98), SETTLED)
+    assert (estimate, status) == (pytest.approx(0.98), CONVERGED)
     assert high - estimate == pytest.approx(t * math.hypot(stderr, doubt), rel=1e-12)
     assert estimate - low == pytest.approx(high - estimate, rel=1e-12)
     assert of((0.9, 0.93, 0.95, 0.96), spread=0.002, alike=4.0)[2] - estimate == pytest.approx(
@@ -62,8 +62,8 @@ def test_the_interval_by_hand() -> None:
 @pytest.mark.parametrize(
     ("sizes", "known", "status", "ends"),
     [
-        ((1.0, 1.0, 1.0, 1.0), {}, SETTLED, (True, True)),
-        ((0.66, 0.8, 0.89, 0.95), {}, MOVING, (True, True)),
+        ((1.0, 1.0, 1.0, 1.0), {}, CONVERGED, (True, True)),
+        ((0.66, 0.8, 0.89, 0.95), {}, NOT_CONVERGED, (True, True)),
         ((0.7, 0.8, 0.9, 1.0), {}, BEYOND, (True, False)),  # changes do not shrink
         ((1.0, 0.9, 0.8, 0.7), {}, BEYOND, (False, True)),  # nor downwards
         # a doubling changes it by more than 0.12
@@ -76,7 +76,7 @@ def test_the_interval_by_hand() -> None:
         ((math.nan, 1.0, 1.0, 1.0), {}, BEYOND, (False, True)),  # an eighth has no such number
         ((1.0, 1.0, 1.0, math.nan), {}, BEYOND, (False, False)),
         # changes do not shrink, but are too small to matter
-        ((0.999, 0.9992, 0.9995, 1.0), {}, SETTLED, (True, True)),
+        ((0.999, 0.9992, 0.9995, 1.0), {}, CONVERGED, (True, True)),
     ],
 )
 def test_statuses(
@@ -108,11 +108,11 @@ def test_windows_of_queries_with_contexts_of_their_own() -> None:
     found = other_text(value, queries, near)
     half = stats.t.ppf(0.95, 2) * math.sqrt(2 / 3 * 2 * 0.01**2)
     assert found.high[0] - 1 == pytest.approx(half, rel=1e-12) == 1 - found.low[0]
-    assert found.status.tolist() == [SETTLED, MOVING]
+    assert found.status.tolist() == [CONVERGED, NOT_CONVERGED]
     alone = other_text(value, queries[:1], near)
     assert not np.isfinite(alone.low).any()
     assert not np.isfinite(alone.high).any()
-    assert alone.status.tolist() == [MOVING, MOVING]
+    assert alone.status.tolist() == [NOT_CONVERGED, NOT_CONVERGED]
 
 
 @pytest.mark.parametrize("bias", [0.5, 0.585])

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.errors.more_text import BEYOND, MOVING, PIECES, SETTLED
+from esscher.errors.more_text import BEYOND, CONVERGED, NOT_CONVERGED, PIECES
 from esscher.probe.agreement import compare_sizes
 from esscher.probe.all_keys import AllKeys
 from esscher.probe.curves import headline, headline_numbers
@@ -133,36 +133,45 @@ def test_a_query_in_its_own_half_of_the_text() -> None:
 
 def test_scores_too_wide_for_a_grid_and_few_effective_tokens_leave_no_interval() -> None:
     wide = found_of(head(*tokens(400.0)))
-    assert wide.columns["settled"] == BEYOND
+    assert wide.columns["converged"] == BEYOND
     assert math.isnan(wide.columns["relative_1024_low"])
     assert math.isnan(wide.columns["relative_1024_high"])
     frozen = found_of(head(*tokens(4.0)))
     assert set(frozen.tables["endless"]["status"]) == {BEYOND}
     assert not math.isnan(frozen.columns["tokens_needed_20pct_low"])  # it grows with the pool
     for told in (wide, frozen):
-        assert told.columns["settled_reason"].startswith("Beyond the pool: ")
+        assert told.columns["converged_reason"].startswith("Beyond the text: ")
 
 
 @pytest.mark.parametrize(
     ("status", "half", "ends", "words"),
     [
         (
-            SETTLED,
+            CONVERGED,
             1990,
             (1900.0, 2200.0),
-            ("Settled: ", "1,900 to 2,200 tokens for an error of 10 %", "exponent of 0.45 to 0.50"),
+            (
+                "Converged: ",
+                "1,900 to 2,200 tokens for an error of 10 %",
+                "exponent of 0.45 to 0.50",
+            ),
         ),
         (
-            MOVING,
+            NOT_CONVERGED,
             1500,
             (2100.0, 3100.0),
-            ("Moving: ", "takes 2,000 randomly drawn tokens", "1,500 on halves", "2,100 to 3,100"),
+            (
+                "Not converged: ",
+                "takes 2,000 randomly drawn tokens",
+                "1,500 on halves",
+                "2,100 to 3,100",
+            ),
         ),
         (
             BEYOND,
             1500,
             (1800.0, math.nan),
-            ("Beyond the pool: ", "has at least 1,800", "--max-tokens"),
+            ("Beyond the text: ", "has at least 1,800", "--max-tokens"),
         ),
         (BEYOND, 1500, (math.nan, math.nan), ("a few of these 16,384 tokens decide",)),
     ],
@@ -221,7 +230,7 @@ def test_own_contexts_have_intervals_over_windows(tmp_path: Path) -> None:
     assert table["half"].isna().all()  # no pool grows
     assert heads["own_text_bias"].isna().all()
     assert (
-        heads["settled_reason"]
+        heads["converged_reason"]
         .str.startswith("Each query is measured in its own context; other windows")
         .all()
     )
@@ -236,7 +245,7 @@ def test_pools_of_several_sizes_are_compared() -> None:
                 "value": values,
                 "low": [low, low],
                 "high": [high, math.nan],
-                "status": [MOVING, BEYOND],
+                "status": [NOT_CONVERGED, BEYOND],
             }
         )
 

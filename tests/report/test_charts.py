@@ -286,7 +286,7 @@ def endless_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
             "eighth": 0.2,
         }
         | {"estimate": 0.777, "low": 0.3, "high": float("nan"), "status": status}
-        for head, status in ((0, "moving"), (1, "beyond the pool"))
+        for head, status in ((0, "not converged"), (1, "beyond the text"))
     ]
     return store_run(
         tmp_path_factory.mktemp("endless") / "run", ProbeLike(), {**tables, "endless": rows}
@@ -313,4 +313,4 @@ def test_no_estimate_is_shown_where_there_is_a_bound_at_best(
     assert "0.777" in page.text("#head .endless")
     page.press("ArrowRight")
     assert "0.777" not in page.text("#head .endless")
-    assert "beyond the pool" in page.text("#head .endless")
+    assert "beyond the text" in page.text("#head .endless")

@@ -162,15 +162,15 @@ def test_heads_are_ordered_by_what_a_keep_rule_needs() -> None:
     assert list(ranked_heads(known, "cache_kept_10pct").columns) == list(known.columns)
 
 
-def test_unsettled_numbers_are_said_by_the_words_of_the_run(tmp_path: Path) -> None:
+def test_changing_numbers_are_said_by_the_words_of_the_run(tmp_path: Path) -> None:
     """Whatever the statuses are called: the first is the best, and of the last no estimate is to be
     trusted.
     """
-    row = {"layer": 1, "head": 2, "tokens_needed_10pct": 2500.0, "settled": "adrift"}
+    row = {"layer": 1, "head": 2, "tokens_needed_10pct": 2500.0, "converged": "adrift"}
     assert "More text may change these numbers: adrift." in sentence(row, "10", ("adrift", "lost"))
-    assert "More text" not in sentence(row | {"settled": "at rest"}, "10", ("adrift", "lost"))
+    assert "More text" not in sentence(row | {"converged": "at rest"}, "10", ("adrift", "lost"))
     tables = atlas_tables(1, 2)
-    tables["heads"]["settled"] = ["moving", "beyond the pool"]
+    tables["heads"]["converged"] = ["not converged", "beyond the text"]
     numbers = {
         "number": "beta_fit",
         "value": 0.5,
@@ -180,7 +180,7 @@ def test_unsettled_numbers_are_said_by_the_words_of_the_run(tmp_path: Path) -> N
         "estimate": 0.7,
         "low": 0.1,
     }
-    statuses = ("moving", "beyond the pool")
+    statuses = ("not converged", "beyond the text")
     tables["endless"] = [
         numbers | {"layer": 0, "head": head, "high": math.nan, "status": status}
         for head, status in enumerate(statuses)
@@ -201,7 +201,10 @@ def test_no_status_stands_in_the_report() -> None:
         path.read_text("utf-8") for path in folder.rglob("*") if path.suffix in (".py", ".js")
     ]
     assert not [
-        word for word in ("moving", "beyond the pool") for text in sources if f'"{word}"' in text
+        word
+        for word in ("not converged", "beyond the text")
+        for text in sources
+        if f'"{word}"' in text
     ]
 
 

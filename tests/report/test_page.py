@@ -376,7 +376,7 @@ def test_tables_of_a_head_fit_a_phone(visit: Visit, tmp_path: Path, width: int) 
             "layer": 0,
             "head": head,
             "number": "tokens_needed_5pct",
-            "status": "beyond the pool",
+            "status": "beyond the text",
             **numbers,
         }
         for head in (0, 1)

@@ -18,10 +18,10 @@ smooth function of the pool has R = 1/2, heads on text have R near 2/3 (docs/rea
 has the coverage of the intervals). ``alike`` is 1 for independent pieces; a text keeps its topic
 for longer than a piece, which made the variance 2.5 times larger on three texts.
 
-A number is *beyond the pool* where it is read at an n that the pool does not reach (``inside``
+A number is *beyond the text* where it is read at an n that the pool does not reach (``inside``
 false), where changes do not shrink (their factor is above SHRINKING) or where one more doubling
-would still change it by more than ``far``: then it has a bound on one side only. It is *settled*
-where the interval and T(N) itself stay within ``near`` of the estimate, else *moving*.
+would still change it by more than ``far``: then it has a bound on one side only. It is *converged*
+where the interval and T(N) itself stay within ``near`` of the estimate, else *not converged*.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ SHRINKING = 0.85  # factor from one change to the next above which changes do no
 LEAST = 1 / 20  # of ``near``
 LEVEL = 0.9
 
-SETTLED, MOVING, BEYOND = "settled", "moving", "beyond the pool"
-STATUSES = (SETTLED, MOVING, BEYOND)
+CONVERGED, NOT_CONVERGED, BEYOND = "converged", "not converged", "beyond the text"
+STATUSES = (CONVERGED, NOT_CONVERGED, BEYOND)
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def extrapolate(
         close = (half_width <= near) & (np.abs(estimate - value) <= near)
     unbounded = ~np.isfinite(value) | (~beyond if frozen else False)
     low, high = np.where(unbounded, -np.inf, low), np.where(unbounded, np.inf, high)
-    status = np.where(beyond | unbounded, BEYOND, np.where(close, SETTLED, MOVING))
+    status = np.where(beyond | unbounded, BEYOND, np.where(close, CONVERGED, NOT_CONVERGED))
     return Extrapolation(estimate, low, high, status)
 
 
@@ -106,10 +106,10 @@ def other_text(value: Floats, without_queries: Floats, near: Floats) -> Extrapol
     """
     if len(without_queries) < 2:
         open_end = np.full(len(value), np.inf)
-        return Extrapolation(value, -open_end, open_end, np.full(len(value), MOVING))
+        return Extrapolation(value, -open_end, open_end, np.full(len(value), NOT_CONVERGED))
     stderr = np.sqrt(jackknife_variance(np.zeros_like(without_queries), without_queries))
     half_width = t_quantile(len(without_queries) - 1, LEVEL) * stderr
-    status = np.where(half_width <= near, SETTLED, MOVING)
+    status = np.where(half_width <= near, CONVERGED, NOT_CONVERGED)
     return Extrapolation(value, value - half_width, value + half_width, status)
 
 

@@ -70,7 +70,7 @@ SIZE_COLUMNS = (
     Column("larger", "int", "larger pool", "Tokens of the pool whose numbers they should hold."),
     HEADS,
     Column("covered", "float", "covered", "Share of heads whose interval holds the number."),
-    Column("beyond", "float", "beyond the pool", "Share of heads whose number was beyond it."),
+    Column("beyond", "float", "beyond the text", "Share of heads whose number was beyond it."),
     CHANGE,
 )
 

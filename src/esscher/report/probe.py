@@ -59,7 +59,7 @@ def atlas(run: Run) -> dict[str, Any]:
     grids, own = Grids(), run.spec.get("pool") == "sequence"
     places = list(zip(heads["layer"].astype(int), heads["head"].astype(int), strict=True))
     columns = described(run, "heads", map(str, heads.columns))
-    epsilons, moving = epsilons_of(heads), _unsettled(run)
+    epsilons, changing = epsilons_of(heads), _changing(run)
     frame = read_table(run, "curves")
     curves = _curves(frame, grids)
     return content | {
@@ -68,7 +68,7 @@ def atlas(run: Run) -> dict[str, Any]:
         "epsilons": epsilons,
         "needs": {percent: need_column(heads, percent) for percent in epsilons},
         "identity": identity_of(run, known, heads, model),
-        "words": {percent: demanding(heads, percent, moving, own=own) for percent in epsilons},
+        "words": {percent: demanding(heads, percent, changing, own=own) for percent in epsilons},
         "curves": [curves.get(place, []) for place in places],
         "wholes": {str(layer): found for (layer, head), found in curves.items() if head == -1},
         "scores": _densities(run, "scores", ("z", "density", "gaussian"), places, grids),
@@ -227,7 +227,7 @@ def _dispersion(run: Run, places: Places, grids: Grids) -> dict[str, Any]:
     }
 
 
-def _unsettled(run: Run) -> tuple[str, ...]:
+def _changing(run: Run) -> tuple[str, ...]:
     """The words of numbers that more text may change: all but the first, the best one."""
     return () if read_table(run, "endless") is None else run.columns("endless")["status"].words[1:]
 
@@ -241,7 +241,7 @@ def _more_text(run: Run, places: Places) -> dict[str, Any]:
     frame = read_table(run, "endless")
     if frame is None or frame.empty:
         return {}
-    columns, bounded = run.columns("heads"), _unsettled(run)[-1:]
+    columns, bounded = run.columns("heads"), _changing(run)[-1:]
     names = ("number", *MORE_TEXT, "status")
     found: dict[tuple[int, int], list[Any]] = {}
     for (layer, head), part in parts_of(frame, ["layer", "head"]):

@@ -149,13 +149,13 @@ def ranked_heads(heads: Any, column: str) -> Any:
 
 
 def demanding(
-    heads: Any, percent: str, unsettled: Collection[str] = (), count: int = 3, *, own: bool = False
+    heads: Any, percent: str, changing: Collection[str] = (), count: int = 3, *, own: bool = False
 ) -> dict[str, list[dict[str, str]]]:
     """The most and the least demanding heads at an error, each with a sentence. ``own``: queries
     have contexts of their own.
     """
     told = [
-        {"head": head_name(row), "text": sentence(row, percent, unsettled, own=own)}
+        {"head": head_name(row), "text": sentence(row, percent, changing, own=own)}
         for row in ranked_heads(heads, need_column(heads, percent)).to_dict("records")
     ]
     share = min(count, max(1, len(told) // 2))
@@ -179,9 +179,9 @@ def need(row: Mapping[str, Any], percent: str, *, own: bool = False) -> str:
 
 
 def sentence(
-    row: Mapping[str, Any], percent: str, unsettled: Collection[str] = (), *, own: bool = False
+    row: Mapping[str, Any], percent: str, changing: Collection[str] = (), *, own: bool = False
 ) -> str:
-    """What a head needs, and why. ``unsettled``: the words of numbers that more text may change."""
+    """What a head needs, and why. ``changing``: the words of numbers that more text may change."""
     exponent, coupling, effective = (
         _value(row, key) for key in ("beta_fit", "coupling", "effective_tokens")
     )
@@ -197,8 +197,8 @@ def sentence(
     text = _needs(row, percent, own) + (f"; {', '.join(facts)}" if facts else "") + "."
     if regime := text_of(row.get("regime")):
         text += f" It is {shortened(regime, 60)}."
-    if (settled := text_of(row.get("settled"))) in unsettled:
-        text += f" More text may change these numbers: {shortened(settled, 60)}."
+    if (status := text_of(row.get("converged"))) in changing:
+        text += f" More text may change these numbers: {shortened(status, 60)}."
     return text
 
 

@@ -25,9 +25,9 @@ from esscher.errors import grid as deposit
 from esscher.errors.grid import Deposit
 from esscher.errors.more_text import (
     BEYOND,
-    MOVING,
+    CONVERGED,
+    NOT_CONVERGED,
     PIECES,
-    SETTLED,
     STATUSES,
     TEXT,
     Extrapolation,
@@ -149,8 +149,8 @@ class MoreText(Statistic):
             row |= {number.low: number.plain(text.low[i]), number.high: number.plain(text.high[i])}
         known = dict(zip(rows["number"], rows["status"], strict=True))
         told = [known[key] for key in (ERROR, EXPONENT, NEEDED, EFFECTIVE) if key in known]
-        row["settled"] = max(told, key=STATUSES.index)
-        row["settled_reason"] = in_words(rows, row["settled"], end.row["n_keys"], own=own)
+        row["converged"] = max(told, key=STATUSES.index)
+        row["converged_reason"] = in_words(rows, row["converged"], end.row["n_keys"], own=own)
         row["own_text_bias"] = _own_text_bias(found, end)
         return Result(row, {"endless": rows})
 
@@ -261,26 +261,26 @@ def in_words(rows: pd.DataFrame, status: str, keys: int, *, own: bool) -> str:
             "Each query is measured in its own context; other windows of such text have"
             f" {' and '.join(parts)}."
         )
-    if status == SETTLED:
+    if status == CONVERGED:
         parts = [_between(known[EXPONENT], "an exponent of {}")]
         parts.append(_between(known[NEEDED], "{} tokens for an error of 10 %"))
         told = " and ".join(part for part in parts if part) or "the same numbers"
         return (
-            "Settled: more text of this kind would change these numbers little. An endless one has"
-            f" {told}."
+            "Converged: more text of this kind would change these numbers little. An endless one"
+            f" has {told}."
         )
     for key in (NEEDED, ERROR, EXPONENT, EFFECTIVE):
         row = known[key]
         some_end = math.isfinite(row["low"]) or math.isfinite(row["high"])
         if row["status"] == status and math.isfinite(row["value"]) and some_end:
-            return _unsettled(key, row, status, keys)
+            return _changing(key, row, status, keys)
     return (
-        f"Beyond the pool: a few of these {keys:,} tokens decide what the head gives, and more text"
+        f"Beyond the text: a few of these {keys:,} tokens decide what the head gives, and more text"
         " may bring others that do; its numbers are those of this text alone."
     )
 
 
-def _unsettled(key: str, row: Mapping[str, Any], status: str, keys: int) -> str:
+def _changing(key: str, row: Mapping[str, Any], status: str, keys: int) -> str:
     """What the number was on halves of the text, what it is, and what to expect."""
     what = {
         NEEDED: "an error of 10 % takes {} randomly drawn tokens",
@@ -291,14 +291,14 @@ def _unsettled(key: str, row: Mapping[str, Any], status: str, keys: int) -> str:
     value, half, low, high = (_told(key, row[name]) for name in ("value", "half", "low", "high"))
     halves = f", {half} on halves of it" if math.isfinite(row["half"]) else ""
     now = f"{what.format(value)} on this text of {keys:,} tokens{halves}"
-    if status == MOVING:
+    if status == NOT_CONVERGED:
         return (
-            f"Moving: {now}. The number is not at rest yet: an endless text of this kind has {low}"
-            f" to {high}."
+            f"Not converged: {now}. More text would change it: an endless one of this kind has"
+            f" {low} to {high}."
         )
     bound = f"at least {low}" if math.isfinite(row["low"]) else f"at most {high}"
     return (
-        f"Beyond the pool: {now}. That belongs to this much text: an endless one of this kind has"
+        f"Beyond the text: {now}. This much text cannot tell it: an endless one of this kind has"
         f" {bound}. Read more text (--max-tokens) to know."
     )
 
@@ -343,16 +343,18 @@ MEANINGS = (
 )
 HEAD_COLUMNS = (
     Column(
-        "settled",
+        "converged",
         "word",
-        "settled",
+        "converged",
         "Whether the numbers of the head would hold on more text.",
         scale="words",
         first=9,
-        words=(SETTLED, MOVING, BEYOND, "unknown"),
+        words=(CONVERGED, NOT_CONVERGED, BEYOND, "unknown"),
         meanings=(*MEANINGS, "not measured"),
     ),
-    Column("settled_reason", "word", "how settled", "What the numbers do on more text, in words."),
+    Column(
+        "converged_reason", "word", "converged, why", "What the numbers do on more text, in words."
+    ),
     Column(
         "own_text_bias",
         "float",
@@ -372,5 +374,5 @@ ENDLESS = (
     Column("estimate", "float", "endless text", "On an endless text, if changes go on to shrink."),
     Column("low", "float", "low", f"Lower {INTERVAL}", ends=None),
     Column("high", "float", "high", f"Upper {INTERVAL}"),
-    Column("status", "word", "status", "How settled.", words=STATUSES, meanings=MEANINGS),
+    Column("status", "word", "status", "Whether it converged.", words=STATUSES, meanings=MEANINGS),
 )

@@ -1,6 +1,6 @@
-// How settled the numbers of a head are: on this pool, on halves of it, and in an endless text.
+// Whether the numbers of a head have converged: on this pool, on halves of it, and in an endless text.
 
-function settledOf(atlas, i) {
+function convergedOf(atlas, i) {
   const rows = (atlas.endless || [])[i];
   if (!rows) return null;
   const interval = (low, high) => (low === null && high === null ? "not known" : low === null ? `at most ${written(high)}` : high === null ? `at least ${written(low)}` : `${written(low)} to ${written(high)}`);

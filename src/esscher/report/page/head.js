@@ -37,7 +37,7 @@ function headContent(atlas, i) {
   if (curves.length) charts.push(el("div", { class: "tall" }, mountChart(errorChart(atlas, i, curves)), slopeOf(atlas, i, curves)));
   else charts.push(el("p", { class: "soft" }, "No error curve was stored for this head."));
   const side = el("div", { class: "side" }, sentencesOf(atlas, i), scoreChart(atlas, i), tailChart(atlas, i));
-  return [bar, el("div", { class: "headgrid" }, ...charts, side), looksOf(atlas, i), settledOf(atlas, i), frontierOf(atlas, i), spreadOf(atlas, i), numbersOf(atlas, i)].filter(Boolean);
+  return [bar, el("div", { class: "headgrid" }, ...charts, side), looksOf(atlas, i), convergedOf(atlas, i), frontierOf(atlas, i), spreadOf(atlas, i), numbersOf(atlas, i)].filter(Boolean);
 }
 
 function sentencesOf(atlas, i) {
@@ -48,8 +48,8 @@ function sentencesOf(atlas, i) {
     const value = atlas.rows[atlas.needs[percent]][i];
     return value === null ? `not reached for ${percent} %` : `${written(value)} for ${percent} %`;
   });
-  const settled = atlas.value("settled_reason", i);
-  if (settled) text.append(el("p", {}, outside(settled)));
+  const converged = atlas.value("converged_reason", i);
+  if (converged) text.append(el("p", {}, outside(converged)));
   const kind = atlas.value("kind", i), why = atlas.value("kind_reason", i);
   if (kind) text.append(el("p", {}, "Kind: ", el("strong", {}, outside(kind)), why ? ". " : "", why ? outside(why) : null));
   if (needed.length) text.append(el("p", {}, `For the errors allowed, ${atlas.need.label}: ${needed.join(", ")}.`));
