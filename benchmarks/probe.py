@@ -11,8 +11,8 @@ from ratio import ratio_line
 
 import esscher as es
 from esscher.attention.state import attend_block
-from esscher.probe.corpus import held_layer
 from esscher.probe.job import compute, open_probe, units
+from esscher.probe.pools import held_layer
 from esscher.probe.spec import ProbeSpec
 
 KEYS, QUERIES = 16384, 256

@@ -23,10 +23,9 @@ from esscher.errors.more_text import BEYOND, PIECES
 from esscher.probe.curves import headline_numbers, read_numbers
 from esscher.probe.session import Queries, spread
 from esscher.probe.spec import ProbeSpec, drawn_ladder
-from esscher.probe.statistic import HeadEnd, HeadView
+from esscher.probe.statistic import HeadEnd, HeadView, LayerInfo
 from esscher.probe.statistics.errors import Draws
 from esscher.probe.statistics.more_text import MoreText
-from esscher.probe.tokens import LayerInfo
 
 SPEC = ProbeSpec(pool="corpus", kept_queries=64)
 WIDTH, QUERIES = 8, 256

@@ -33,7 +33,7 @@ MEASURE = f"setTimeout(() => {{ document.title = ({LAST}).getBoundingClientRect(
 
 
 def probed(folder: Path) -> Run:
-    from esscher.probe.api import probe
+    from esscher.probe.job import probe
 
     return probe(out=folder, progress=terminal())
 

@@ -44,7 +44,7 @@ from .measures import (
 )
 from .hf.capture import capture as capture
 from .compress.api import compress as compress
-from .probe.api import probe as probe
+from .probe.job import probe as probe
 from .runs import Run as Run, load_run as load_run
 from .theory import (
     Prediction as Prediction,

@@ -30,10 +30,9 @@ from esscher.hf.loading import Loaded, outline_of, positions, task_of, wrap_mode
 from esscher.hf.package import quiet, transformers
 from esscher.probe.job import check_asked, unit_tables
 from esscher.probe.measure import LayerState, layer_tables
-from esscher.probe.own_context import window_layers
+from esscher.probe.pools import PLACES, window_layers
 from esscher.probe.session import Session, session_on, window_length
 from esscher.probe.spec import KEYS, ProbeSpec
-from esscher.probe.window import PLACES
 
 DEFAULT = ProbeSpec()
 BLOCK = 1 << 28  # bytes of one block of windows and of scores, roughly

@@ -16,13 +16,13 @@ import torch
 from esscher.hf.call import AttentionCall
 from esscher.hf.capture import forward
 from esscher.hf.loading import Loaded, wrap_model
-from esscher.probe import api
+from esscher.probe import job
 from esscher.probe.job import open_probe
 from esscher.probe.measure import LayerState, join
-from esscher.probe.own_context import window_layers
+from esscher.probe.pools import window_layers
 from esscher.probe.session import OBJECT, Session
 from esscher.probe.spec import ProbeSpec
-from esscher.probe.statistics.registry import statistics_of
+from esscher.probe.statistics import statistics_of
 from esscher.runs import Run, load_run
 from tests.models.tiny import FAMILIES, build
 from tests.models.tokenizers_for_tests import prose, tokenizer
@@ -76,7 +76,7 @@ def _remembered(model: Any, tokenizer: Any = None) -> Loaded:
     return loaded
 
 
-api.wrap_model = _remembered
+job.wrap_model = _remembered  # type: ignore[assignment]
 
 
 def whole_prose() -> str:

@@ -24,12 +24,12 @@ from esscher.hf.call import AttentionCall, causal_mask, given_mask
 from esscher.hf.capture import forward
 from esscher.hf.interventions import intervene, rule_for_every_query, with_kept
 from esscher.keep import parse
-from esscher.probe.all_keys import AllKeys
+from esscher.probe.curves import AllKeys
+from esscher.probe.pools import WindowQueries
 from esscher.probe.session import RuleQueries, Session
 from esscher.probe.spec import kept_sizes
+from esscher.probe.statistic import LayerInfo
 from esscher.probe.statistics.frontier import compare_rules
-from esscher.probe.tokens import LayerInfo
-from esscher.probe.window import WindowQueries
 from tests.models.probe_runs import few_texts, rows_of, whole_prose
 from tests.models.probe_runs import source as probe_source
 from tests.models.tiny import FAMILIES, GROUPED, Family, build

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from esscher.errors import grid as deposit
-from esscher.probe import all_keys
-from esscher.probe.all_keys import AllKeys, add_keys
+from esscher.probe import curves
+from esscher.probe.curves import AllKeys, add_keys
 from esscher.tails.scores import first_centres, score_histogram, softmax_statistics
 
 
@@ -54,7 +54,7 @@ def test_the_shape_of_scores_does_not_know_their_size() -> None:
 
 def test_few_scores_at_once_are_all_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = held(2.0).softmax()
-    monkeypatch.setattr(all_keys, "ELEMENTS", 2000)
+    monkeypatch.setattr(curves, "ELEMENTS", 2000)
     parts, masses = held(2.0).softmax(), held(2e5).masses(deposit.Grid(1 / 8, 4, 1e-6))
     np.testing.assert_allclose(parts.entropy, whole.entropy, rtol=1e-12)
     np.testing.assert_allclose(masses.cells[-2].sum(1), 900, rtol=1e-12)

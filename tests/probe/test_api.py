@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.probe import corpus
-from esscher.probe.api import check_measured
+from esscher.probe import pools
+from esscher.probe.job import check_measured
 from esscher.runs import Progress, RunError, list_runs
 from tests.models.probe_runs import (
     CONTRACT,
@@ -174,14 +174,14 @@ def check_failed(run: es.Run, head: int, reason: str) -> None:
 def test_a_head_that_fails_has_a_row_with_the_reason(
     folder: Path, tmp_path: Path, part: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = corpus._head_state
+    plain = pools._head_state
 
     def broken(session: Any, pooled: Any, head: int, *rest: Any) -> Any:
         if head == 1:
             raise ValueError("nothing to be seen")
         return plain(session, pooled, head, *rest)
 
-    monkeypatch.setattr(corpus, "_head_state", broken)
+    monkeypatch.setattr(pools, "_head_state", broken)
     run = es.probe(folder, few_texts(), out=tmp_path, **{**SMALL, "part": part})
     check_failed(run, 1, "nothing to be seen")
     assert set(run.table("budget")["split"]) == {"each head its own", "uniform", "best split"}

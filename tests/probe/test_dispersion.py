@@ -14,9 +14,9 @@ import torch
 
 import esscher as es
 from esscher.errors.dispersion import factors, from_scores
-from esscher.probe.all_keys import AllKeys
+from esscher.probe.curves import AllKeys
 from esscher.probe.spec import ProbeSpec
-from esscher.probe.statistics.dispersion import Dispersion
+from esscher.probe.statistics.weights import Dispersion
 from tests.models.probe_runs import captured_layers, few_texts, head_row, source, tiny_model
 from tests.probe.views import view
 

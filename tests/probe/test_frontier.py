@@ -16,12 +16,12 @@ import torch
 import esscher as es
 from esscher.errors.nodes import inclusion_error
 from esscher.hf.call import AttentionCall, causal_mask
+from esscher.probe.pools import WindowQueries
 from esscher.probe.session import RuleQueries, Session
 from esscher.probe.spec import RULES, SHARES, ProbeSpec, kept_sizes
+from esscher.probe.statistic import LayerInfo
 from esscher.probe.statistics import frontier
 from esscher.probe.statistics.frontier import compare_rules
-from esscher.probe.tokens import LayerInfo
-from esscher.probe.window import WindowQueries
 from tests.models.probe_runs import (
     captured_layers,
     few_texts,

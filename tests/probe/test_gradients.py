@@ -12,7 +12,7 @@ import torch
 import esscher as es
 from esscher.hf.gradients import DRAWS
 from esscher.probe.budget import budget_table, gradients_of
-from esscher.probe.window import window_gradients
+from esscher.probe.pools import window_gradients
 from esscher.runs import Run
 from tests.models.probe_runs import few_texts, save_tiny, source, tiny_model
 

@@ -22,8 +22,8 @@ from esscher.probe.measure import (
 )
 from esscher.probe.session import spread
 from esscher.probe.spec import ProbeSpec
-from esscher.probe.statistics.registry import STATISTICS
-from esscher.probe.tokens import LayerMoments, Rows
+from esscher.probe.statistic import LayerMoments, Rows
+from esscher.probe.statistics import STATISTICS
 from esscher.tails.scores import finish as finish_tail
 from tests.errors.pools import by_subsets
 from tests.probe.views import INFO, view

@@ -15,12 +15,12 @@ import torch
 from esscher.hf.call import AttentionCall, score
 from esscher.hf.capture import forward
 from esscher.hf.loading import wrap_model
-from esscher.probe.corpus import capture_queries, corpus_layer
 from esscher.probe.measure import LayerState, join, layer_from_rows, layer_rows, layer_tables
+from esscher.probe.pools import capture_queries, corpus_layer
 from esscher.probe.session import Session, open_session
 from esscher.probe.spec import ProbeSpec
-from esscher.probe.statistics.registry import STATISTICS
-from esscher.probe.tokens import LayerInfo, LayerMoments, Rows
+from esscher.probe.statistic import LayerInfo, LayerMoments, Rows
+from esscher.probe.statistics import STATISTICS
 from esscher.tails import moments as token_moments
 from tests.models.probe_runs import captured_layers, few_texts, tiny_model
 from tests.models.tiny import inputs_of, model_of

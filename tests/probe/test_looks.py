@@ -14,12 +14,12 @@ import torch
 
 import esscher as es
 from esscher.hf.loading import load_model, wrap_model
-from esscher.probe.corpus import capture_queries, corpus_layer
 from esscher.probe.measure import layer_tables
+from esscher.probe.pools import capture_queries, corpus_layer
 from esscher.probe.session import Session, open_session
 from esscher.probe.spec import ProbeSpec
-from esscher.probe.statistics import looks as module
-from esscher.probe.statistics.looks import FIRST, LOGIT, told_queries
+from esscher.probe.statistics import weights as module
+from esscher.probe.statistics.weights import FIRST, LOGIT, told_queries
 from tests.models.probe_runs import SMALL, real_model, tiny_model
 from tests.real_head import model_folder
 from tests.report.test_hostile import HOSTILE

@@ -23,7 +23,7 @@ from esscher.probe.moments import (
     of_heads,
 )
 from esscher.probe.session import Session
-from esscher.probe.tokens import LayerInfo
+from esscher.probe.statistic import LayerInfo
 from tests.models.probe_runs import (
     captured_layers,
     few_texts,

@@ -16,14 +16,12 @@ import torch
 import esscher as es
 from esscher.errors.more_text import BEYOND, CONVERGED, NOT_CONVERGED, PIECES
 from esscher.probe.agreement import compare_sizes
-from esscher.probe.all_keys import AllKeys
-from esscher.probe.curves import headline, headline_numbers
+from esscher.probe.curves import AllKeys, headline, headline_numbers
 from esscher.probe.session import Queries, Session, spread
 from esscher.probe.spec import ProbeSpec, drawn_ladder
-from esscher.probe.statistic import HeadEnd, HeadView, Result
+from esscher.probe.statistic import HeadEnd, HeadView, LayerMoments, LayerSummary, Result, Rows
 from esscher.probe.statistics.errors import Draws
 from esscher.probe.statistics.more_text import MoreText, Pieces, in_words
-from esscher.probe.tokens import LayerMoments, LayerSummary, Rows
 from tests.models.probe_runs import few_texts, save_tiny
 from tests.probe.views import INFO, view
 

@@ -26,7 +26,7 @@ from esscher.probe.statistic import (
     Result,
     Statistic,
 )
-from esscher.probe.statistics.registry import STATISTICS, checked, register
+from esscher.probe.statistics import STATISTICS, checked, register
 from esscher.report.page import write_report
 from esscher.runs import RunError
 from esscher.runs.columns import Column

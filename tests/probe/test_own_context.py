@@ -12,8 +12,8 @@ import torch
 
 import esscher as es
 from esscher.probe import session as context
+from esscher.probe.pools import WindowQueries
 from esscher.probe.spec import ProbeSpec, drawn_ladder, kept_ladder
-from esscher.probe.window import WindowQueries
 from tests.models.probe_runs import (
     captured_layers,
     few_texts,

@@ -12,7 +12,7 @@ import pytest
 import esscher as es
 from esscher.probe.session import spread
 from esscher.probe.spec import ProbeSpec, drawn_ladder, fit_points
-from esscher.probe.statistics.shape import Scales
+from esscher.probe.statistics.errors import Scales
 from esscher.theory import bohbot, sharp
 from tests.models.probe_runs import head_row, pooled_tensors, source
 from tests.probe.test_dispersion import probe, some_scores

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from esscher.probe import tokens
-from esscher.probe.measure import pack, unpack
-from esscher.probe.tokens import LAYERS, STORED, LayerInfo, LayerMoments, LayerSummary, Rows
+from esscher.probe import measure
+from esscher.probe.measure import LAYERS, pack, unpack
+from esscher.probe.statistic import STORED, LayerInfo, LayerMoments, LayerSummary, Rows
 from esscher.tails.moments import TokenSummary
 
 D, WINDOW, WINDOWS = 96, 256, 32
@@ -44,7 +44,7 @@ def layer_row(found: LayerMoments, verdict: str = "sub-Gaussian") -> dict[str, A
     if summary.hidden is not None:
         hidden: TokenSummary = replace(summary.hidden, verdict=verdict)
         summary = replace(summary, hidden=hidden)
-    return tokens.layer_row(summary)
+    return measure.layer_row(summary)
 
 
 def test_first_tokens_make_a_tail_that_text_has_not() -> None:

@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esscher.probe.all_keys import AllKeys
+from esscher.probe.curves import AllKeys
 from esscher.probe.session import spread
 from esscher.probe.spec import ProbeSpec
-from esscher.probe.statistic import HeadView
-from esscher.probe.tokens import LayerInfo
+from esscher.probe.statistic import HeadView, LayerInfo
 
 INFO = LayerInfo(0, 1, 1, 1.0, None, "")
 

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from esscher.probe.spec import ProbeSpec
-from esscher.probe.statistics.shape import Scales
+from esscher.probe.statistics.errors import Scales
 from esscher.report import write_report
 from esscher.report.page import content_of
 from esscher.runs import Run

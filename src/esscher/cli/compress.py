@@ -109,7 +109,7 @@ def compress(
     flags = given(locals())
     from esscher.compress.session import source_of
     from esscher.hf.checkpoint import written
-    from esscher.probe.api import short_name
+    from esscher.probe.job import short_name
     from esscher.runs import execute, terminal
     from esscher.runs.run import refuse_foreign
 

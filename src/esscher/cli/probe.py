@@ -149,8 +149,7 @@ def probe(
     flags = given(locals())
     from esscher.corpus.documents import check_text
     from esscher.hf.checkpoint import as_read
-    from esscher.probe.api import LEFT_OPEN, run_folder, too_few_keys
-    from esscher.probe.job import open_probe
+    from esscher.probe.job import LEFT_OPEN, open_probe, run_folder, too_few_keys
     from esscher.runs import execute, terminal
     from esscher.runs.progress import cores
     from esscher.runs.run import refuse_foreign
@@ -269,7 +268,7 @@ def _pool(context: Session) -> str:
 
 def end_probe(run: Run, as_json: bool, flags: Mapping[str, Any] | None = None) -> None:
     """Write the page of a finished probe, and print what was found."""
-    from esscher.probe.api import check_measured
+    from esscher.probe.job import check_measured
     from esscher.report import write_report
 
     flags = flags or {"report": True}

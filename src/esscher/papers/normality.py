@@ -252,7 +252,7 @@ def case_of(cases: Cases, name: str) -> tuple[Head, Measure, Tensor]:
             generator = generator_for(f"normality/{name}", spec.seed, "queries")
             queries = measure.sample(spec.queries, generator).double()
             return law.head.build(measure), measure, queries
-    from esscher.probe.corpus import held_layer  # laws need no model
+    from esscher.probe.pools import held_layer  # laws need no model
 
     assert cases.session is not None
     case = next(case for case in spec.heads if case.name == name)

@@ -41,9 +41,8 @@ from esscher.inputs import generator_for
 from esscher.probe.curves import curve_rows
 from esscher.probe.session import MEMORY, Indices, Session
 from esscher.probe.spec import ProbeSpec
-from esscher.probe.statistic import HEAD, LAYER
+from esscher.probe.statistic import HEAD, LAYER, LayerInfo, Rows
 from esscher.probe.statistics.errors import CURVES
-from esscher.probe.tokens import LayerInfo, Rows
 from esscher.runs import Unit
 from esscher.runs.columns import Column
 from esscher.tails import moments as token_moments

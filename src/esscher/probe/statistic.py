@@ -1,4 +1,4 @@
-"""What a statistic is, and what it sees of a head.
+"""What a statistic is, and what it sees of a layer and of a head.
 
 Write ``measure``: from all keys of some queries, a few numbers of each query, by name. Without a
 ``finish`` of its own a column is the mean over the queries of the numbers of that name.
@@ -17,7 +17,6 @@ number of keys, nor depend (but for rounding) on how keys came in blocks.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,15 +28,18 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from esscher.hf.call import score
-from esscher.probe.all_keys import AllKeys
+from esscher.hf.call import AttentionCall, at_least_single, score
 from esscher.probe.spec import ProbeSpec
-from esscher.probe.tokens import LayerInfo, LayerSummary
 from esscher.runs.columns import Column
+from esscher.tails import extremes
+from esscher.tails import moments as token_moments
+from esscher.tails.extremes import Extremes
+from esscher.tails.moments import Higher, TokenMoments, TokenSummary
 
 if TYPE_CHECKING:
+    from esscher.probe.curves import AllKeys
+    from esscher.probe.pools import WindowLayer, WindowQueries
     from esscher.probe.session import Queries, Session
-    from esscher.probe.window import WindowQueries
 
 Numbers = Mapping[str, Tensor]
 """Numbers of queries by name, a row for each query."""
@@ -45,7 +47,173 @@ Numbers = Mapping[str, Tensor]
 LAYER = Column("layer", "int", "layer", "Layer of the model, counted from 0.", first=0)
 HEAD = Column("head", "int", "head", "Head in its layer, from 0; -1 is the whole layer.", first=1)
 KV_HEAD = Column("kv_head", "int", "kv head", "Key-value head that this head reads.")
+REACH = Column("reach", "float", "reach", "Largest variance of the tokens in any direction.")
 ACCURACY = Column("accuracy", "float", "accuracy", "Relative error of the numerical integrals.")
+
+
+# ---- tokens of a layer
+
+
+@dataclass(frozen=True)
+class LayerInfo:
+    """What a layer's attention is, besides its tokens."""
+
+    layer: int
+    heads: int
+    kv_heads: int
+    scale: float
+    softcap: float | None
+    note: str  # what the pool leaves out of this attention; empty where nothing is
+
+    @classmethod
+    def of(cls, captured: AttentionCall, *, own: bool = False) -> LayerInfo:
+        """``own``: queries meet the keys of their own context, where biases and sinks are known."""
+        left_out = []
+        if captured.bias is not None and not own:
+            left_out.append("position bias of the scores")
+        if captured.sinks is not None and not own:
+            left_out.append("sink logit")
+        note = f"left out of the pool: {', '.join(left_out)}" if left_out else ""
+        if captured.sinks is not None and own:
+            note = "a sink logit is in the softmax: keep rules never drop it, draws may take it"
+        heads, kv_heads = captured.heads, captured.kv_heads
+        return cls(captured.layer, heads, kv_heads, captured.scale, captured.softcap, note)
+
+    def kv_head(self, head: int) -> int:
+        """The key-value head that a head reads."""
+        return head // (self.heads // self.kv_heads)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Pooled tokens of a block: q (H, B, k), k and v (H_kv, B, .), hidden (B, d) or None, positions
+    in their windows (B,), which are first or special ones (B,), and the piece of the pool (B,).
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    hidden: Tensor | None
+    positions: Tensor
+    sinks: Tensor
+    pieces: Tensor
+
+    @classmethod
+    def of(cls, captured: AttentionCall, pooled: Tensor, special: Tensor, pieces: Tensor) -> Rows:
+        """``pooled`` (batch, tokens): which tokens to take."""
+        q, k, v = (
+            at_least_single(x).transpose(0, 1)[:, pooled]
+            for x in (captured.query, captured.key, captured.value)
+        )
+        hidden = None if captured.hidden is None else at_least_single(captured.hidden)[pooled]
+        positions = pooled.nonzero()[:, 1]
+        sinks = (positions == 0) | special[pooled]
+        return cls(q, k, v, hidden, positions, sinks, pieces[pooled])
+
+
+@dataclass(frozen=True)
+class LayerMoments:
+    """Streaming moments of what entered the layer and of its queries, keys and values.
+
+    ``cross`` is sum (q - E q)(k - E k)^T over the tokens, q and k of the same one: with the
+    scatters of q and k that of the pair (q, k). ``text`` and ``sinks``: extremes of what entered
+    the layer, first and special tokens apart.
+    """
+
+    hidden: TokenMoments | None
+    q: TokenMoments
+    k: TokenMoments
+    v: TokenMoments
+    cross: Tensor  # (H, k, k) float64: k is that of the key-value head which the head reads
+    text: Extremes | None
+    sinks: Extremes | None
+
+    @classmethod
+    def of(cls, rows: Rows) -> LayerMoments:
+        hidden = text = sinks = None
+        if rows.hidden is not None:
+            width, device = rows.hidden.shape[-1], rows.hidden.device
+            hidden = token_moments.update(token_moments.init(width, device=device), rows.hidden)
+            none = extremes.init(width, dtype=rows.hidden.dtype, device=device)
+            text = extremes.update(none, rows.hidden[~rows.sinks])
+            sinks = none
+            if bool(rows.sinks.any()):
+                sinks = extremes.update(none, rows.hidden[rows.sinks])
+        q, k, v = (
+            token_moments.update(
+                token_moments.init(x.shape[-1], (x.shape[0],), higher=False, device=x.device), x
+            )
+            for x in (rows.q, rows.k, rows.v)
+        )
+        apart = rows.k.double() - k.mean[:, None]  # its sum is 0: queries need not be centred
+        cross = _of_each_head(apart, len(rows.q)).transpose(1, 2) @ rows.q.double()
+        return cls(hidden, q, k, v, cross.transpose(1, 2), text, sinks)
+
+    def merge(self, other: LayerMoments) -> LayerMoments:
+        """Over the tokens of both; means that lie apart add n_a n_b / n D_q D_k^T to the cross
+        scatter.
+        """
+        q, k, v = (token_moments.merge(getattr(self, name), getattr(other, name)) for name in "qkv")
+        a, b = self.q.count, other.q.count
+        dq = other.q.mean - self.q.mean
+        dk = _of_each_head(other.k.mean - self.k.mean, len(dq))
+        cross = self.cross + other.cross + a * b / max(a + b, 1) * dq[:, :, None] * dk[:, None, :]
+        if self.hidden is None or other.hidden is None:
+            return LayerMoments(None, q, k, v, cross, None, None)
+        assert self.text is not None
+        assert self.sinks is not None
+        assert other.text is not None
+        assert other.sinks is not None
+        return LayerMoments(
+            token_moments.merge(self.hidden, other.hidden),
+            *(q, k, v, cross),
+            extremes.merge(self.text, other.text),
+            extremes.merge(self.sinks, other.sinks),
+        )
+
+    def pair_cov(self, head: int, kv_head: int) -> Tensor:
+        """Covariance (2k, 2k) of a head's token (q, k)."""
+        cross = self.cross[head]
+        above = torch.cat([self.q.scatter[head], cross], dim=1)
+        below = torch.cat([cross.T, self.k.scatter[kv_head]], dim=1)
+        return torch.cat([above, below]) / self.q.count
+
+
+def _of_each_head(x: Tensor, heads: int) -> Tensor:
+    """Rows of key-value heads (H_kv, ...) as each of the heads (H, ...) reads them."""
+    return x.repeat_interleave(heads // len(x), dim=0)
+
+
+@dataclass(frozen=True)
+class LayerSummary:
+    """What is known of a layer's tokens in the end. ``gram`` (H, k, k): W_q W_q^T of each head
+    where q and k are affine in what enters the layer; None elsewhere.
+    """
+
+    info: LayerInfo
+    moments: LayerMoments
+    gram: Tensor | None
+    q: TokenSummary
+    k: TokenSummary
+    v: TokenSummary
+    hidden: TokenSummary | None
+
+    @classmethod
+    def of(cls, info: LayerInfo, moments: LayerMoments, gram: Tensor | None) -> LayerSummary:
+        q, k, v = (token_moments.finish(part) for part in (moments.q, moments.k, moments.v))
+        hidden = None if moments.hidden is None else token_moments.finish(moments.hidden)
+        return cls(info, moments, gram, q, k, v, hidden)
+
+
+def largest_variance(cov: Tensor) -> float:
+    """In any direction: the norm of a covariance."""
+    return float(torch.linalg.eigvalsh(cov)[-1])
+
+
+STORED = (LayerInfo, LayerMoments, TokenMoments, Higher, Extremes)
+
+
+# ---- a head, and a statistic of it
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,19 +232,6 @@ class Head:
         return self.info.kv_head(self.head)
 
 
-class OwnWindow(ABC):
-    """What a query's own context knows beyond its keys."""
-
-    @abstractmethod
-    def outputs(self, head: int) -> Tensor: ...
-
-    @abstractmethod
-    def gradient(self, head: int) -> float | None: ...
-
-    @abstractmethod
-    def rule_errors(self, head: int) -> dict[str, Tensor] | None: ...
-
-
 @dataclass(frozen=True, eq=False)
 class HeadView(Head):
     """m queries of a head and B keys: all that they see, or one block of the corpus."""
@@ -91,7 +246,7 @@ class HeadView(Head):
     seen: Tensor | None = None  # (m, B): which keys each query sees; None: all
     given: Tensor | None = None  # (m, B): scores that are known already
     all_keys: AllKeys | None = None  # every key of the queries, where they are held
-    window: OwnWindow | None = None  # of queries in their own context
+    window: WindowLayer | None = None  # of queries in their own context
     rows: Tensor | None = None  # (m,): these queries among those of the window
 
     @cached_property

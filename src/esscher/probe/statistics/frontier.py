@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -33,13 +33,15 @@ from esscher.probe.statistic import (
     LAYER,
     HeadEnd,
     HeadView,
+    LayerInfo,
     Numbers,
     Result,
     Statistic,
 )
-from esscher.probe.tokens import LayerInfo
-from esscher.probe.window import WindowQueries
 from esscher.runs.columns import Column
+
+if TYPE_CHECKING:
+    from esscher.probe.pools import WindowQueries
 
 KINDS = {
     "streams": "sinks and recent keys suffice",
