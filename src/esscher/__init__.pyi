@@ -1,13 +1,14 @@
 from . import icl as icl, keep as keep
-from .attention import (
-    Head as Head,
+from .attention.finite import (
     attend as attend,
     attend_hardmax as attend_hardmax,
     attend_linear as attend_linear,
     attend_prefixes as attend_prefixes,
     attend_tokens as attend_tokens,
+)
+from .attention.head import Head as Head, horizon_of_covariances as horizon_of_covariances
+from .attention.limit import (
     hardmax_limit as hardmax_limit,
-    horizon_of_covariances as horizon_of_covariances,
     limit as limit,
     linear_limit as linear_limit,
 )

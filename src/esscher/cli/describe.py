@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from esscher.cli.options import SIZE, given, option
+from esscher.cli.options import SIZE, WINDOW, given, option
 from esscher.cli.output import MODEL, Json, print_json, show
 from esscher.corpus.spec import CorpusSpec
 from esscher.probe.spec import ProbeSpec
 
 if TYPE_CHECKING:
     from esscher.describe import Cost, ModelDescription
-
-WINDOW = "512, or 2048 for a sequence, or what the model takes"
 
 
 def describe(

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 TEXT, MEASURED, SIZE = "Text", "What to measure", "How much"
 OUTPUT, PLACE = "Output", "Where it runs"
 MOST_WORKERS = 1024
+WINDOW = "512, or 2048 for a sequence, or what the model takes"  # tokens, unless told
 
 
 def option(

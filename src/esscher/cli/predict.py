@@ -159,10 +159,9 @@ def _law(found: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
     if "dim" in flags:
         law["dim"] = flags["dim"]
     if "size" in flags:
-        from esscher.measures.fields import LAWS as FIELDS
-        from esscher.measures.fields import LawFields
+        from esscher.measures.fields import LawFields, all_laws
 
-        law[FIELDS.get(str(law.get("law")), LawFields).size] = flags["size"]
+        law[all_laws().get(str(law.get("law")), LawFields).size] = flags["size"]
     return law
 
 

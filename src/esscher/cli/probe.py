@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from esscher.cli.describe import WINDOW, describe_run
 from esscher.cli.options import (
     MEASURED,
     MOST_WORKERS,
@@ -20,6 +19,7 @@ from esscher.cli.options import (
     PLACE,
     SIZE,
     TEXT,
+    WINDOW,
     All,
     Dask,
     Markdown,
@@ -165,6 +165,8 @@ def probe(
     spec = ProbeSpec.read(fields)
     if dry_run:
         check_text(spec.corpus)
+        from esscher.cli.describe import describe_run
+
         return describe_run(spec, as_json)
     if out is not None:
         refuse_foreign(out, spec, LEFT_OPEN)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esscher.attention import horizon_of_covariances
+from esscher.attention.head import horizon_of_covariances
 from esscher.compress.choose import Choice, choose, surely_kept
 from esscher.compress.metrics import Outcome
 from esscher.compress.price import head_errors, nats, smallest_share, with_cross_terms

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from esscher.attention import Head
+from esscher.attention.head import Head
 from esscher.hf.call import AttentionCall
 from esscher.hf.capture import example_inputs, open_session, without_cache
 

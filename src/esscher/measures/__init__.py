@@ -1,21 +1,5 @@
 """Where tokens come from: laws whose infinite-token limit is known."""
 
-from esscher.measures.base import Measure
-from esscher.measures.gaussian import Gaussian
-from esscher.measures.mixture import Mixture
-from esscher.measures.pool import Pool
-from esscher.measures.product import Cube, Laplace, Rademacher
-from esscher.measures.rotational import Ball, Sphere, Student
+import lazy_loader
 
-__all__ = [
-    "Ball",
-    "Cube",
-    "Gaussian",
-    "Laplace",
-    "Measure",
-    "Mixture",
-    "Pool",
-    "Rademacher",
-    "Sphere",
-    "Student",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,4 +1,4 @@
-"""``es.probe``, and the run behind it: its units of work, what each computes, and the final tables."""
+"""``es.probe``, and the run behind it: units of work, what each computes, and the final tables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ import pyarrow.compute as compute_arrow
 from esscher.hf.capture import parity
 from esscher.hf.checkpoint import written
 from esscher.hf.loading import Loaded, wrap_model
-from esscher.probe.agreement import agreement_table
 from esscher.probe.budget import budget_table, gradients_of, random_frontier
 from esscher.probe.measure import (
     LayerState,
@@ -33,7 +32,6 @@ from esscher.probe.measure import (
     layer_rows,
     layer_tables,
 )
-from esscher.probe.moments import check_moments, moment_units, stream_moments, with_moments
 from esscher.probe.pools import corpus_layer, window_layers
 from esscher.probe.session import FEWEST, OBJECT, Session, open_session
 from esscher.probe.spec import SMALLEST, ProbeSpec, check_ladder, read_settings
@@ -58,8 +56,12 @@ def check_asked(session: Session) -> None:
             " a longer text, or longer windows (--window)"
         )
     check_ladder(spec, most)
-    for check in (check_moments, check_rules, check_dispersion, check_scales):
+    for check in (check_rules, check_dispersion, check_scales):
         check(session)
+    if spec.moments:
+        from esscher.probe.moments import check_moments  # a usual probe has none
+
+        check_moments(session)
     if session.own or len(session.parts) == 1:
         return
     for statistic in statistics_of(spec):
@@ -84,7 +86,11 @@ def open_probe(spec: ProbeSpec, loaded: Loaded | None = None) -> Session:
 
 def units(session: Session) -> list[Unit]:
     """Those of the session; moments have units of their own."""
-    return session.units + (moment_units(session) if session.spec.moments else [])
+    if not session.spec.moments:
+        return session.units
+    from esscher.probe.moments import moment_units
+
+    return session.units + moment_units(session)
 
 
 def cost(session: Session, unit: Unit) -> float:
@@ -103,6 +109,8 @@ def compute(session: Session, unit: Unit) -> Mapping[str, Any]:
     end. The first unit also compares the captured model with the plain one.
     """
     if "moments" in unit:
+        from esscher.probe.moments import stream_moments
+
         return stream_moments(session, unit)
     found = unit_tables(session, unit)
     return found | ({"parity": parity_rows(session)} if unit == session.units[0] else {})
@@ -143,15 +151,20 @@ def consolidate(session: Session, shards: Sequence[Shard]) -> Mapping[str, Any]:
         same = shards[0].tables["parity"].to_pandas()
     tables["heads"] = _with_missing(session, tables.get("heads", pd.DataFrame()))
     if spec.moments:
-        tables = with_moments(tables, side_by_side(sampled), spec)
+        from esscher.probe.moments import with_moments
+
+        tables = with_moments(tables, side_by_side(sampled))
     frontier = tables.get("frontier", pd.DataFrame())
     if not len(frontier) and "curves" in tables:
         frontier = random_frontier(tables["heads"], tables["curves"])
     if len(frontier) and np.isfinite(frontier["relative"]).any():
         asked = [(epsilon, None) for epsilon in spec.epsilons]
         tables["budget"] = budget_table(frontier, asked, gradients_of(tables["heads"]))
-    if spec.moments and len(found := agreement_table(tables, columns(spec)["heads"], spec.seed)):
-        tables["agreement"] = found
+    if spec.moments:
+        from esscher.probe.agreement import agreement_table
+
+        if len(found := agreement_table(tables, columns(spec)["heads"], spec.seed)):
+            tables["agreement"] = found
     return tables | {"about": about(session, tables["heads"], same)}
 
 

@@ -19,9 +19,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from esscher.errors.grid import Deposit, Grid
-from esscher.probe.agreement import AGREEMENT
 from esscher.probe.budget import BUDGET
-from esscher.probe.moments import LIMITS, moment_columns
 from esscher.probe.session import FEWEST, Session
 from esscher.probe.spec import ProbeSpec
 from esscher.probe.statistic import (
@@ -140,14 +138,18 @@ def columns(spec: ProbeSpec) -> dict[str, tuple[Column, ...]]:
     """The columns of every table, in their order."""
     statistics = statistics_of(spec)
     own = [column for statistic in statistics for column in statistic.columns(spec)]
-    found: dict[str, tuple[Column, ...]] = {
-        "heads": (*IDENTITY, *own, *moment_columns(spec)),
-        "layers": (*LAYERS, *moment_columns(spec)),
-        "budget": BUDGET,
-    }
+    heads, layers = (*IDENTITY, *own), LAYERS
+    more: dict[str, tuple[Column, ...]] = {}
+    if spec.moments:
+        from esscher.probe.agreement import AGREEMENT  # a usual probe has no moments
+        from esscher.probe.moments import EXPONENTS, LIMITS
+
+        heads, layers = (*heads, *EXPONENTS), (*layers, *EXPONENTS)
+        more = {"agreement": AGREEMENT, "limits": LIMITS}
+    found: dict[str, tuple[Column, ...]] = {"heads": heads, "layers": layers, "budget": BUDGET}
     for statistic in statistics:
         found |= statistic.tables(spec)
-    return found | ({"agreement": AGREEMENT, "limits": LIMITS} if spec.moments else {})
+    return found | more
 
 
 def layer_tables(session: Session, state: LayerState) -> dict[str, pd.DataFrame]:

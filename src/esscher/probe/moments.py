@@ -40,7 +40,6 @@ from esscher.hf.call import AttentionCall, score
 from esscher.inputs import generator_for
 from esscher.probe.curves import curve_rows
 from esscher.probe.session import MEMORY, Indices, Session
-from esscher.probe.spec import ProbeSpec
 from esscher.probe.statistic import HEAD, LAYER, LayerInfo, Rows
 from esscher.probe.statistics.errors import CURVES
 from esscher.runs import Unit
@@ -62,23 +61,18 @@ NORMAL = 1.959963984540054  # a 95 % interval's end in standard errors
 DRAWN = 3.0e9  # bytes of drawn tokens that a unit may hold
 
 
-def moment_columns(spec: ProbeSpec) -> tuple[Column, ...]:
-    """Fitted exponents of a head; a layer has the same."""
-    if not spec.moments:
-        return ()
-    found = []
-    for metric, name in (("mean", "mean"), ("cov", "covariance")):
-        key, label = f"beta_{metric}", f"exponent of the {name}"
-        what = f"Exponent fitted to the sampled error of the outputs' {name}."
-        ends = (f"{key}_low", f"{key}_high")
-        found += [
-            Column(key, "float", label, what, short=name, ends=ends, metric=metric),
-            Column(ends[0], "float", f"{label}, low", "Lower end of its interval."),
-            Column(ends[1], "float", f"{label}, high", "Upper end of its interval."),
-        ]
-    return tuple(found)
+def _exponents(metric: str, name: str) -> tuple[Column, ...]:
+    key, label = f"beta_{metric}", f"exponent of the {name}"
+    what = f"Exponent fitted to the sampled error of the outputs' {name}."
+    ends = (f"{key}_low", f"{key}_high")
+    return (
+        Column(key, "float", label, what, short=name, ends=ends, metric=metric),
+        Column(ends[0], "float", f"{label}, low", "Lower end of its interval."),
+        Column(ends[1], "float", f"{label}, high", "Upper end of its interval."),
+    )
 
 
+EXPONENTS = (*_exponents("mean", "mean"), *_exponents("cov", "covariance"))  # of heads and layers
 LIMITS = (
     LAYER,
     HEAD,
@@ -92,8 +86,6 @@ LIMITS = (
 
 def check_moments(session: Session) -> None:
     """Refuse moments of what is no pool of the whole corpus, and of more tokens than it has."""
-    if not session.spec.moments:
-        return
     if session.own:
         raise ValueError(
             "moments: they are of tokens of the whole corpus; use --pool corpus, or leave"
@@ -646,12 +638,12 @@ def _tables(layer: int, errors: Errors, sample: QuerySample) -> dict[str, pd.Dat
 
 
 def with_moments(
-    tables: dict[str, pd.DataFrame], sampled: Mapping[str, pd.DataFrame], spec: ProbeSpec
+    tables: dict[str, pd.DataFrame], sampled: Mapping[str, pd.DataFrame]
 ) -> dict[str, pd.DataFrame]:
     """The tables of a probe with the exponents, curves and limits that units of moments found; what
     failed stays empty.
     """
-    exponents = [column.key for column in moment_columns(spec)]
+    exponents = [column.key for column in EXPONENTS]
     known = sampled.get("moments", pd.DataFrame(columns=["layer", "head", *exponents], dtype=float))
     layers = known[known["head"] == WHOLE_LAYER].drop(columns="head")
     found = dict(tables)

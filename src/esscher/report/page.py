@@ -7,16 +7,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import matplotlib
 
-from esscher.report.charts import sweep, tables_page
-from esscher.report.compress import compression_page
-from esscher.report.icl import icl_page
 from esscher.report.probe import atlas
 from esscher.report.style import PALETTE, SCALE, WORDS
 from esscher.report.words import columns_of, safe_json
@@ -35,14 +32,19 @@ _STOPS = 17  # colours of the scale; the page mixes between them
 def content_of(run: Run) -> dict[str, Any]:
     """What the page shows of a run, by the kind of its job."""
     job = run.manifest.job
+    if job == "probe":
+        return atlas(run)
+    if job == "compress":
+        from esscher.report.compress import compression_page
+
+        return compression_page(run)
     if job.startswith("icl"):
+        from esscher.report.icl import icl_page
+
         return icl_page(run)
-    makers: dict[str, Callable[[Run], dict[str, Any]]] = {
-        "probe": atlas,
-        "converge": sweep,
-        "compress": compression_page,
-    }
-    return makers.get(job, tables_page)(run)
+    from esscher.report.charts import sweep, tables_page
+
+    return sweep(run) if job == "converge" else tables_page(run)
 
 
 def render_page(runs: Sequence[Run], ranks: Any | None = None) -> str:

@@ -26,7 +26,6 @@ import torch
 from torch import Tensor
 
 from esscher.attention.head import Head
-from esscher.attention.limit import second_tilt
 from esscher.inputs import as_counts, as_tensor
 from esscher.measures.base import Measure
 from esscher.measures.line import panels
@@ -181,6 +180,8 @@ def delta_bound_numbers(head: Head, measure: Measure, query: Any) -> dict[str, f
     fourth = measure.value_fourth_moment(V)
     if fourth is None:
         raise ValueError(f"measure: the fourth moment of {type(measure).__name__} is not known")
+    from esscher.attention.limit import second_tilt  # exponents alone need no laws
+
     twice = second_tilt(head, measure, theta)
     log_ratio = float(twice.log_growth)
     spread = float((product(V, twice.cov) * V).sum() + twice.shift @ twice.shift)

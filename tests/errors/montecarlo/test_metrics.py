@@ -18,7 +18,7 @@ from esscher.errors.montecarlo.metrics import METRICS, register
 from tests.cli.commands import run
 
 OUTSIDE = '''
-from esscher.attention import attend_tokens
+from esscher.attention.finite import attend_tokens
 from esscher.attention.limit import limit
 from esscher.errors.montecarlo.metrics import Metric, register
 
