@@ -17,13 +17,7 @@ from torch import nn
 from esscher.corpus.windows import Windows
 from esscher.hf.call import AttentionCall
 from esscher.hf.capture import example_inputs, expected_layers, forward, refusal
-from esscher.hf.checkpoint import (
-    Source,
-    read_config,
-    resolve,
-    stored_as,
-    weight_files,
-)
+from esscher.hf.checkpoint import read_config, resolve, stored_as, weight_files
 from esscher.hf.gguf import skeleton
 from esscher.hf.gradients import DRAWS
 from esscher.hf.loading import Loaded, outline_of, positions, task_of, wrap_model
@@ -39,50 +33,41 @@ BLOCK = 1 << 28  # bytes of one block of windows and of scores, roughly
 LIBRARIES = 4e8  # bytes of a process that has loaded nothing yet
 PARTS = 4  # of a large corpus that are laid out to count its work; the others are like them
 TRIED = (2048, 8192)  # keys of the two small pools that are timed
+HEADS = 2  # of the small model that is timed
 
 
 @dataclass(frozen=True)
 class Work:
-    """How often each stage of a probe is done.
+    """How often each stage of a probe is done."""
 
-    ``forward`` and ``backward``: tokens that go through the model, and tokens that gradients come
-    back from. ``pieces``: for each head the windows, or the keys, that are measured; ``compared``:
-    those of the windows in which keep rules are compared; ``heads``: heads that tables are made of.
-    """
-
-    forward: int
-    backward: int
-    pieces: int
-    compared: int
-    heads: int
+    forward: int  # tokens that go through the model
+    backward: int  # tokens that gradients come back from
+    pieces: int  # for each head the windows, or the keys, that are measured
+    compared: int  # for each head the windows in which keep rules are compared
+    heads: int  # heads that tables are made of
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds of processor time, measured on this machine just before: of a token forward and a
-    token backward (from ``matmul``, floating-point operations a second), of a piece of one head, of
-    one with keep rules, and of the tables of a head.
-    """
+    """Seconds of processor time of each stage, measured on this machine just before."""
 
-    forward: float
+    forward: float  # a token, from ``matmul``
     backward: float
     piece: float
     compared: float
     tables: float
-    matmul: float
+    matmul: float  # floating-point operations a second
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Processor time and memory of a probe of ``tokens`` of text, ``keys`` of which a query meets:
-    the stages of ``work`` at their ``speed``.
-    """
+    """Processor time and memory of a probe: the stages of ``work`` at their ``speed``."""
 
     seconds: float
     forward_seconds: float
     bytes: int
-    tokens: int
-    keys: int
+    tokens: int  # of text
+    keys: int  # that a query meets
     queries: int
     work: Work
     speed: Speed
@@ -129,77 +114,59 @@ def describe_model(
     model = skeleton(config, source.shown)
     if paired:
         model = model.get_encoder()
-    reason = refusal(model)
     seen: list[AttentionCall] = []
-    if reason is None:
-        reason = _run(model, seen)
-    heads = _heads(seen)
+    reason = refusal(model) or _run(model, seen)
     layers = expected_layers(model) if reason is None else None
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    wanted = cost and reason is None and layers is not None and bool(seen)
+    first = seen[0] if seen else None
+    hidden = None if first is None else first.hidden
+    files = weight_files(source, None) if Path(source.where).exists() else []
+    costs = None
+    if cost and reason is None and layers is not None and seen:
+        loaded = outline_of(source, config, revision, with_head=asked.pool != "corpus")
+        if loaded is not None:
+            costs = estimate_cost(loaded, asked, source.file is not None)
     return ModelDescription(
         name=source.shown,
         family=str(config.model_type),
         architecture=type(model).__name__,
-        weights=_weights(source),
+        weights=stored_as(files) if files else None,
         supported=reason is None,
         reason=reason,
-        parameters=parameters,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
         layers=layers,
+        heads=None if first is None else first.heads,
+        kv_heads=None if first is None else first.kv_heads,
+        width=None if first is None else int(first.query.shape[-1]),
+        hidden_size=None if hidden is None else int(hidden.shape[-1]),
         max_positions=positions(model),
         positions=_position_kind(model, seen),
+        causal=all(call.allowed is not None for call in seen) if seen else None,
         windows=_windows(model, seen, layers),
+        softcap=None if first is None else first.softcap,
+        sinks=first is not None and first.sinks is not None,
         encoder_of_pair=paired,
-        cost=(_cost(source, config, revision, asked) if wanted else None),
-        **heads,
+        cost=costs,
     )
-
-
-def _weights(source: Source) -> str | None:
-    files = weight_files(source, None) if Path(source.where).exists() else []
-    return stored_as(files) if files else None
 
 
 def _run(model: Any, seen: list[AttentionCall]) -> str | None:
     """Run the model on shapes, keeping what its layers were given; the reason if nothing came."""
     inputs = example_inputs(model)
     mask = {"attention_mask": torch.ones_like(inputs["input_ids"])} if "input_ids" in inputs else {}
-    for more in ({}, mask):
+    for more in ({}, mask):  # without a mask some models look for packed sequences
         seen.clear()
         try:
             forward(model, {**inputs, **more}, seen.append, hidden=True)
         except ValueError as cause:
             return str(cause)
         except (RuntimeError, NotImplementedError):
-            # a step that needs numbers; without a mask some models look for packed sequences,
-            # experts are chosen by value
-            if not seen:
-                continue
-        return None
+            pass  # a step that needs numbers: experts are chosen by value
+        if seen:
+            return None
     return (
-        None
-        if seen
-        else (
-            f"{type(model).__name__}: its attention was not reached without weights; esscher probe"
-            " will tell"
-        )
+        f"{type(model).__name__}: its attention was not reached without weights; esscher probe will"
+        " tell"
     )
-
-
-def _heads(seen: Sequence[AttentionCall]) -> dict[str, Any]:
-    if not seen:
-        names = ("heads", "kv_heads", "width", "hidden_size", "causal", "softcap")
-        return {**dict.fromkeys(names), "sinks": False}
-    first = seen[0]
-    return {
-        "heads": first.heads,
-        "kv_heads": first.kv_heads,
-        "width": int(first.query.shape[-1]),
-        "hidden_size": None if first.hidden is None else int(first.hidden.shape[-1]),
-        "causal": all(captured.allowed is not None for captured in seen),
-        "softcap": first.softcap,
-        "sinks": first.sinks is not None,
-    }
 
 
 def _windows(
@@ -218,23 +185,14 @@ def _windows(
 
 
 def _position_kind(model: Any, seen: Sequence[AttentionCall]) -> str:
-    classes = {type(module).__name__.lower() for module in model.modules()}
-    if any("rotary" in name for name in classes):
+    if any("rotary" in type(module).__name__.lower() for module in model.modules()):
         return "rotary"
     if any(captured.bias is not None for captured in seen):
         return "relative bias"
-    names = [
-        key.lower() for key, module in model.named_modules() if isinstance(module, nn.Embedding)
-    ]
-    names += [key.lower() for key, _ in model.named_parameters(recurse=True) if "position" in key]
-    if any("position" in key or key.endswith("wpe") for key in names):
-        return "learned"
-    return "unknown"
-
-
-def _cost(source: Source, config: Any, revision: str | None, asked: ProbeSpec) -> Cost | None:
-    loaded = outline_of(source, config, revision, with_head=asked.pool != "corpus")
-    return None if loaded is None else estimate_cost(loaded, asked, source.file is not None)
+    tables = [key for key, module in model.named_modules() if isinstance(module, nn.Embedding)]
+    names = [key.lower() for key in (*tables, *(key for key, _ in model.named_parameters()))]
+    learned = any("position" in key or key.endswith("wpe") for key in names)
+    return "learned" if learned else "unknown"
 
 
 def estimate_cost(loaded: Loaded, asked: ProbeSpec = DEFAULT, packed: bool = False) -> Cost:
@@ -319,27 +277,30 @@ def _blank(windows: int, length: int) -> Windows:
 
 def _speed(session: Session) -> Speed:
     """Time each stage on a random model of one layer and two heads, of this model's widths."""
-    matmul, heads, length = _matmul_speed(), 2, session.windows.length
-    per_token, small = _operations(session) / matmul, _small_model(session)
+    matmul, length = _matmul_speed(), session.windows.length
+    token, small = _operations(session) / matmul, _small_model(session)
+    # places, and numbers of keys that a small pool may not have
+    settings: dict[str, Any] = dict.fromkeys(("layers", "heads", "n", "moments_n", "planted"))
     if session.own:
         share = len(session.queries) // len(session.query_windows)
-        counts = {"queries": 2 * share, "kept_queries": share}
-        trial = _trial(session, small, counts, _blank(2, length))
+        settings |= {"queries": 2 * share, "kept_queries": share}
+    spec = ProbeSpec.read({**session.spec.as_dict(), **settings})
+    if session.own:
+        trial = session_on(spec, small, _blank(2, length))
         first, states = next(iter(trial.rule_windows), 0), list[LayerState]()
         windows = (1 - first, 1 - first, first)  # the first call of all is slow
         _, piece, ruled = (_timed(window_layers, trial, i, states.append) for i in windows)
         tables = _timed(layer_tables, trial, states[-1])
-        parts = (piece / heads, ruled / heads, tables / heads)
-        return Speed(per_token, 2 * per_token, *parts, matmul)
+        return Speed(token, 2 * token, piece / HEADS, ruled / HEADS, tables / HEADS, matmul)
     found = []
     for keys in (TRIED[0], *TRIED):
-        trial = _trial(session, small, {}, _blank(max(1, keys // length), length))
-        unit = {"layers": [0], "part": 0, "heads": [0, 1]}
+        trial = session_on(spec, small, _blank(max(1, keys // length), length))
+        unit = {"layers": [0], "part": 0, "heads": list(range(HEADS))}
         found.append((trial.keys, _timed(unit_tables, trial, unit)))
     (few, short), (many, long) = found[1:]
     piece = max(long - short, 0.0) / (many - few)
     tables = max(short - piece * few, 0.0)
-    return Speed(per_token, 2 * per_token, piece / heads, 0.0, tables / heads, matmul)
+    return Speed(token, 2 * token, piece / HEADS, 0.0, tables / HEADS, matmul)
 
 
 def _timed(work: Callable[..., object], *arguments: Any) -> float:
@@ -349,21 +310,12 @@ def _timed(work: Callable[..., object], *arguments: Any) -> float:
     return time.process_time() - start
 
 
-def _trial(session: Session, small: Loaded, counts: dict[str, Any], windows: Windows) -> Session:
-    """The same settings on the small model."""
-    # places, and numbers of keys that a small pool may not have
-    settings = dict.fromkeys(("layers", "heads", "n", "moments_n", "planted"))
-    spec = ProbeSpec.read({**session.spec.as_dict(), **settings, **counts})
-    return session_on(spec, small, windows)
-
-
 def _small_model(session: Session) -> Loaded:
-    shape = session.loaded.shapes[session.layers[0]]
     config = transformers().LlamaConfig(
         hidden_size=session.loaded.hidden_size,
-        num_attention_heads=2,
+        num_attention_heads=HEADS,
         num_key_value_heads=1,
-        head_dim=shape.width,
+        head_dim=session.loaded.shapes[session.layers[0]].width,
         num_hidden_layers=1,
         intermediate_size=16,
         vocab_size=512,
@@ -395,10 +347,10 @@ def _operations(session: Session) -> float:
 def _matmul_speed(seconds: float = 0.2) -> float:
     """Floating-point operations a second of float32 matrix products."""
     size = 768
-    left, right = torch.ones(size, size), torch.ones(size, size)
-    left @ right
+    ones = torch.ones(size, size)
+    ones @ ones
     calls, start = 0, time.process_time()
     while (spent := time.process_time() - start) < seconds or calls == 0:
-        left @ right
+        ones @ ones
         calls += 1
     return 2.0 * size**3 * calls / spent
