@@ -1,10 +1,8 @@
-"""Deposits of keys on each query's score grid: compiled on the CPU, plain tensor operations on any
-other device.
+"""B-splines on score grids: deposits of keys, and the coefficients of kernels that read them.
 
 For every query and key, ``points`` neighbouring cells of that query receive the key's row of
-channels times its B-spline weights. On the CPU the keys of a tile are sorted by cell (counting
-sort), so that all keys of one cell are summed in vector registers before anything is stored: the
-cost per pair is that of its multiplications.
+channels times its B-spline weights: by a compiled loop on the CPU, by tensor operations on any
+other device.
 """
 
 from __future__ import annotations
@@ -19,9 +17,6 @@ import numba
 import numpy as np
 import numpy.typing as npt
 import torch
-from llvmlite import ir  # type: ignore[import-untyped]
-from numba.core import cgutils, types
-from numba.extending import intrinsic
 from scipy.interpolate import BSpline, PPoly
 from scipy.linalg import solveh_banded
 from torch import Tensor
@@ -108,16 +103,8 @@ def coarsen(cells: Tensor, points: int) -> Tensor:
     return total
 
 
-# ---- Deposits: ``scatter`` is compiled on the CPU, plain tensor operations elsewhere.
+# ---- Deposits.
 
-LANES = 4  # doubles of one vector operation
-TAPS = 4  # cells summed at once
-# channels summed at once: TAPS x WIDTH / LANES = 12 of 16 registers; channels are padded to a
-# multiple
-WIDTH = 12
-# a constant for the compiler; Horner: highest power first
-EIGHT = np.ascontiguousarray(weight_table(8)[:, ::-1].T)
-TILE = 512  # keys sorted at once: their rows stay in a core's cache
 OPEN = 2**16  # cells x channels that one task keeps open
 
 
@@ -161,181 +148,47 @@ def scatter_tensors(
 def scatter_compiled(
     scores: Tensor, rows: Tensor, first: Tensor, cells: Tensor, spacing: float, points: int
 ) -> None:
-    """``scatter`` by the compiled loop, queries shared among torch's number of threads."""
-    assert points in (4, 8)
-    width = -(-rows.shape[1] // WIDTH) * WIDTH
-    padded = torch.nn.functional.pad(rows.double(), (0, width - rows.shape[1])).contiguous().numpy()
+    """``scatter`` by a compiled loop, queries shared among torch's number of threads."""
     lines, base, out = scores.contiguous().numpy(), first.contiguous().numpy(), cells.numpy()
-    queries = max(1, min(16, OPEN // (cells.shape[2] * width)))
+    values, deposit = rows.double().contiguous().numpy(), _compiled_deposit(points)
+    queries = max(1, min(16, OPEN // (cells.shape[2] * rows.shape[1])))
 
     def task(i: int) -> None:
         part = slice(i, i + queries)
-        _deposit(lines[part], padded.ravel(), base[part], 1 / spacing, points, out[:, part])
+        deposit(lines[part], values, base[part], 1 / spacing, out[:, part])
 
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         list(pool.map(task, range(0, len(lines), queries)))
 
 
-def _accumulator() -> Any:
-    """A compiled sum over the keys j of order[start:stop] of weights x rows, for TAPS cells and
-    WIDTH channels at once:
+@lru_cache(maxsize=8)
+def _compiled_deposit(points: int) -> Any:
+    """The loop over keys for so many taps: numbers that the compiler knows are loops it unrolls."""
+    table = np.ascontiguousarray(weight_table(points)[:, ::-1].T)  # highest power first
 
-        out[at + width t : ...] += sum_j weights[stride j + tap + t] rows[width j + channel :
-            ...],   t < TAPS.
+    @numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract"})
+    def deposit(scores: Any, rows: Any, first: Any, inverse: float, cells: Any) -> None:
+        length, width = cells.shape[2], rows.shape[1]
+        weights = np.empty(points)
+        for i in range(len(scores)):
+            grid = np.zeros((length, width))  # the channels of a cell side by side
+            for j in range(len(rows)):
+                x = np.float64(scores[i, j]) * inverse
+                if x == -np.inf:
+                    continue
+                cell = np.floor(x)
+                low = np.int64(cell) - (points - 1) - first[i]
+                for tap in range(points):
+                    weight = table[0, tap]
+                    for power in range(1, points):
+                        weight = weight * (x - cell) + table[power, tap]
+                    weights[tap] = weight
+                for tap in range(points):
+                    weight = weights[tap]
+                    for channel in range(width):
+                        grid[low + tap, channel] += weight * rows[j, channel]
+            for channel in range(width):
+                for k in range(length):
+                    cells[channel, i, k] += grid[k, channel]
 
-    Written in vector instructions, because the loop compiler does not keep the TAPS x WIDTH sums in
-    registers. Gain over plain numba loops, measured in one process, interleaved, best of nine (8
-    queries, 8192 keys; 4 and 8 points, spacing 1/8 to 1/32, 34 and 66 channels): the whole deposit
-    takes 1.6 to 5.0 ms, 3.9 to 5.6 times less than the fastest plain way (each key straight to its
-    cells, unsorted) and 5.6 to 8.2 times less than these same loops over sorted keys.
-    """
-    vectors = WIDTH // LANES
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        out, rows, order, weights = (
-            context.make_array(signature.args[i])(context, builder, args[i]).data for i in range(4)
-        )
-        at, width, start, stop, channel, stride, tap = args[4:]
-        vector = ir.VectorType(ir.DoubleType(), LANES)
-        lanes = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
-        blank = ir.Constant(vector, ir.Undefined)
-
-        def number(value: int) -> Any:
-            return ir.Constant(ir.IntType(64), value)
-
-        def place(base: Any, offset: Any, shift: int) -> Any:
-            address = builder.gep(base, [builder.add(offset, number(shift))])
-            return builder.bitcast(address, vector.as_pointer())
-
-        starts = [builder.add(at, builder.mul(width, number(t))) for t in range(TAPS)]
-        targets = [place(out, begin, LANES * k) for begin in starts for k in range(vectors)]
-        sums = []
-        for target in targets:
-            total = cgutils.alloca_once(builder, vector)  # type: ignore[no-untyped-call]  # becomes a register
-            builder.store(builder.load(target, align=8), total)
-            sums.append(total)
-        with cgutils.for_range_slice(builder, start, stop, number(1)) as (i, _):
-            j = builder.sext(builder.load(builder.gep(order, [i])), ir.IntType(64))
-            row = builder.add(builder.mul(j, width), channel)
-            values = [builder.load(place(rows, row, LANES * k), align=8) for k in range(vectors)]
-            lead = builder.add(builder.mul(j, stride), tap)
-            for t in range(TAPS):
-                weight = builder.load(builder.gep(weights, [builder.add(lead, number(t))]))
-                weight = builder.insert_element(blank, weight, ir.Constant(ir.IntType(32), 0))
-                weight = builder.shuffle_vector(weight, blank, lanes)
-                for value, total in zip(values, sums[t * vectors : (t + 1) * vectors], strict=True):
-                    product = builder.fmul(weight, value, flags=["contract"])
-                    builder.store(
-                        builder.fadd(product, builder.load(total), flags=["contract"]), total
-                    )
-        for target, total in zip(targets, sums, strict=True):
-            builder.store(builder.load(total), target, align=8)
-        return context.get_dummy_value()
-
-    def declare(
-        typing_context: Any,
-        out: Any,
-        rows: Any,
-        order: Any,
-        weights: Any,
-        at: Any,
-        width: Any,
-        start: Any,
-        stop: Any,
-        channel: Any,
-        stride: Any,
-        tap: Any,
-    ) -> tuple[Any, Callable[..., Any]]:
-        return types.void(
-            out, rows, order, weights, at, width, start, stop, channel, stride, tap
-        ), emit
-
-    return intrinsic(declare)
-
-
-_sum_keys = _accumulator()
-
-
-@numba.njit(nogil=True, cache=True, error_model="numpy")
-def _weigh(part: Any, points: int, size: int, weights: Any) -> None:
-    """weights[points j + t] = weight of tap t at the fraction part[j] of a cell."""
-    if points == 4:
-        for j in range(size):
-            r, s = part[j], 1 - part[j]
-            weights[4 * j] = s * s * s / 6
-            weights[4 * j + 1] = 2 / 3 - r * r * (1 - r / 2)
-            weights[4 * j + 2] = 2 / 3 - s * s * (1 - s / 2)
-            weights[4 * j + 3] = r * r * r / 6
-    else:
-        for j in range(size):
-            r = part[j]
-            for t in range(8):
-                weight = EIGHT[0, t]
-                for power in range(1, 8):
-                    weight = weight * r + EIGHT[power, t]
-                weights[8 * j + t] = weight
-
-
-@numba.njit(nogil=True, cache=True, error_model="numpy")
-def _sort(cell: Any, size: int, length: int, order: Any, ends: Any) -> None:
-    """Counting sort of the keys by cell: their ``order``, and ``ends[k]``, where the keys of cell k
-    end; cell -1: no key.
-    """
-    ends[:] = 0
-    for j in range(size):
-        if cell[j] >= 0:
-            ends[cell[j] + 1] += 1
-    for k in range(length):
-        ends[k + 1] += ends[k]
-    for j in range(size):
-        if cell[j] >= 0:
-            place = ends[cell[j]]
-            order[place] = j
-            ends[cell[j]] = place + 1
-
-
-@numba.njit(nogil=True, cache=True, error_model="numpy")
-def _sum_sorted(
-    grid: Any, rows: Any, order: Any, weights: Any, ends: Any, length: int, width: int, points: int
-) -> None:
-    """Sum the sorted keys, cell by cell."""
-    start = np.int64(0)
-    for k in range(length):
-        stop = np.int64(ends[k])
-        if stop > start:
-            for tap in range(0, points, TAPS):
-                for channel in range(0, width, WIDTH):
-                    at = (k + tap) * width + channel
-                    _sum_keys(
-                        grid, rows, order, weights, at, width, start, stop, channel, points, tap
-                    )
-            start = stop
-
-
-@numba.njit(nogil=True, cache=True, error_model="numpy")
-def _deposit(scores: Any, rows: Any, first: Any, inverse: float, points: int, cells: Any) -> None:
-    """A few queries on one thread; ``rows`` is flat and padded."""
-    queries, keys = scores.shape
-    channels, length = cells.shape[0], cells.shape[2]
-    width = rows.size // keys
-    grid = np.zeros((queries, length * width))
-    part, cell, order = np.zeros(TILE), np.zeros(TILE, np.int32), np.zeros(TILE, np.int32)
-    ends, weights = np.zeros(length + 1, np.int32), np.zeros(TILE * points)
-    for tile in range(0, keys, TILE):
-        size = min(TILE, keys - tile)
-        tile_rows = rows[tile * width : (tile + size) * width]
-        for i in range(queries):
-            lowest = first[i] + points - 1
-            for j in range(size):
-                x = np.float64(scores[i, tile + j]) * inverse
-                seen = x > -np.inf
-                floor = np.floor(x) if seen else 0.0
-                cell[j] = np.int64(floor) - lowest if seen else -1
-                part[j] = x - floor if seen else 0.0
-            _weigh(part, points, size, weights)
-            _sort(cell, size, length, order, ends)
-            _sum_sorted(grid[i], tile_rows, order, weights, ends, length, width, points)
-    for channel in range(channels):
-        for i in range(queries):
-            for k in range(length):
-                cells[channel, i, k] += grid[i, k * width + channel]
+    return deposit
