@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -281,8 +281,7 @@ def from_masses(
     """
     grid = masses.grid
     anchor = (masses.end * grid.spacing).double()[:, None]
-    extent = deposit.Extent(masses.first, masses.end)
-    rest = deposit.without(masses, top, top.new_zeros(top.shape[1], 0), extent)
+    rest = deposit.without(masses, top, top.new_zeros(top.shape[1], 0))
     mass = rest.cells[-2].clamp_min(0)
     weight = torch.cat([mass, torch.ones_like(top, dtype=torch.float64)], dim=1)
     weight = weight / masses.keys[:, None]
@@ -290,8 +289,8 @@ def from_masses(
     own = anchor[:, 0] * torch.nan if planted is None else planted.double() - anchor[:, 0]
 
     def at(factor: float, count: Tensor) -> Iterator[tuple[Floats, ...]]:
-        spacing = factor * grid.spacing
-        source = DepositSource(masses.cells, spacing, grid.points, masses.center, single=False)
+        warmed = replace(grid, spacing=factor * grid.spacing)
+        source = DepositSource(masses.cells, warmed, masses.center)
         step = step_for(grid.tol)
         sum_p2, entropy, held = dispersion(
             source, count, planted=factor * own, step=step, tol=grid.tol

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from esscher.errors.curve import QueryErrors
-from esscher.errors.integral import TINY, Floats, aliasing
+from esscher.errors.integral import TINY, aliasing
 
 STEP = math.log(2.0)
 TOL = 2e-6  # of what is cut off at either end, and of float32 products
@@ -59,60 +59,33 @@ def doubling_errors(
     float64, on the CPU: softmax weights (m, N), values (N, d) and limits (m, d) from one origin,
     |c| (m, N), p and w (m, N).
     """
-    keys = _Keys(weight, near, drift, distance, p, w)
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        parts = list(pool.map(keys.integrate, range(0, len(p), QUERIES)))
-    mse, bias, sum_p2, known = (
-        torch.cat(column)[:, None].numpy() for column in zip(*parts, strict=True)
-    )
-    errors = QueryErrors(
-        mse=mse,
-        sum_p2=sum_p2,
-        limit=drift.numpy(),
-        delta=np.full(len(p), np.nan),
-        bias=bias,
-        accuracy=aliasing(STEP) / 2 + TOL,
-    )
-    return errors, known[:, 0]
+    weights, far, given = (x.contiguous().numpy() for x in (weight, distance, p))
+    counted = np.ones_like(given) if w is None else w.contiguous().numpy()
+    chances, eps = own = np.empty((2, *given.shape))
+    sums = np.zeros((len(given), len(SUMS)))
+    apart = torch.empty(2, *p.shape, dtype=torch.float64)
+    _part(weights, far, given, counted, own, sums, apart.numpy())
+    first, sure = apart @ near - apart.sum(2, keepdim=True) * drift
+    sums[:, FIRST] = first.norm(dim=1).numpy()
+    values = near.float()
 
-
-class _Keys:
-    """Keys of all queries as arrays: those that chance decides, and sums over the sure ones."""
-
-    def __init__(
-        self,
-        weight: Tensor,
-        near: Tensor,
-        drift: Tensor,
-        distance: Tensor,
-        p: Tensor,
-        w: Tensor | None,
-    ) -> None:
-        self.drift, self.near = drift, near.float()
-        weights, self.distance, given = (x.contiguous().numpy() for x in (weight, distance, p))
-        counted = np.ones_like(given) if w is None else w.contiguous().numpy()
-        self.p, self.eps = own = np.empty((2, *weights.shape))
-        self.sums = np.zeros((len(p), len(SUMS)))
-        apart = torch.empty(2, *p.shape, dtype=torch.float64)
-        _part(weights, self.distance, given, counted, own, self.sums, apart.numpy())
-        self.first, self.vector = apart @ near - apart.sum(2, keepdim=True) * drift
-        self.sums[:, FIRST] = self.first.norm(dim=1).numpy()
-
-    def integrate(self, start: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """mse, bias, E sum p^2, and which are known, of QUERIES queries from ``start`` on."""
+    def task(start: int) -> tuple[Tensor, ...]:
+        """mse, bias, E sum p^2, and which are known, of QUERIES queries."""
         part = slice(start, start + QUERIES)
-        m, size = self.p[part].shape
+        m, size = chances[part].shape
         terms, nodes = np.empty((m * NODES, size), np.float32), np.empty((m * NODES, COLUMNS))
         room = (np.empty(size), np.empty(size), np.empty(size))
         counts, known, rows = torch.zeros(m, dtype=torch.int64), torch.zeros(m, dtype=torch.bool), 0
         for i in range(m):
-            counts[i], known[i] = self._march(start + i, terms[rows:], nodes[rows:], room)
+            # each array alone: only then the compiler makes vector operations of the inner sums
+            keys = chances[start + i], eps[start + i], far[start + i]
+            counts[i], known[i] = _march(keys, sums[start + i], room, terms[rows:], nodes[rows:])
             rows += int(counts[i])
         owner = torch.repeat_interleave(torch.arange(m), counts)
         t, chance, late, summed, spread, pairs = torch.from_numpy(nodes[:rows]).unbind(1)
-        base = torch.where(late[:, None] > 0, self.vector[part][owner], self.first[part][owner])
-        moved = (torch.from_numpy(terms[:rows]) @ self.near).double()
-        vector = base + moved - summed[:, None] * self.drift[part][owner]
+        base = torch.where(late[:, None] > 0, sure[part][owner], first[part][owner])
+        moved = (torch.from_numpy(terms[:rows]) @ values).double()
+        vector = base + moved - summed[:, None] * drift[part][owner]
         share = STEP * t * chance
         of_rows = torch.stack(
             [share * t * (vector.square().sum(1) + spread), share * t * pairs], dim=1
@@ -122,28 +95,24 @@ class _Keys:
         begin = counts.cumsum(0) - counts
         # Below the first node, at t, the bias has t (B - t G) left. Over these nodes the sum of t
         # is that t, and of t^2 a third of its square; the first node says what B - t G is.
-        lowest = 2 * self.first[part] + chance[begin, None] * vector[begin]
+        lowest = 2 * first[part] + chance[begin, None] * vector[begin]
         bias = found[:, 2:] + STEP * t[begin, None] * lowest / 3
         return found[:, 0], bias, found[:, 1], known
 
-    def _march(
-        self, i: int, terms: Any, nodes: Floats, room: tuple[Floats, ...]
-    ) -> tuple[int, bool]:
-        """Nodes of one query, and whether nothing is left on either side.
-
-        Arrays of the inner sums come from here: the compiler makes vector operations of them only
-        where it is given each alone.
-        """
-        sums = self.sums[i]
-        second, t = sums[FIRST] ** 2 + sums[SECOND], math.exp(LOWEST) / max(sums[KEPT], TINY)
-        for _ in range(TRIES):
-            count, found, closed = _query(
-                (self.p[i], self.eps[i], self.distance[i]), sums, t, room, terms, nodes
-            )
-            if closed and t * t * second <= 2 * TOL * found + TINY:
-                return count, True
-            t /= 2**DEEPER
-        return count, False
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        parts = list(pool.map(task, range(0, len(given), QUERIES)))
+    mse, bias, sum_p2, known = (
+        torch.cat(column)[:, None].numpy() for column in zip(*parts, strict=True)
+    )
+    errors = QueryErrors(
+        mse=mse,
+        sum_p2=sum_p2,
+        limit=drift.numpy(),
+        delta=np.full(len(given), np.nan),
+        bias=bias,
+        accuracy=aliasing(STEP) / 2 + TOL,
+    )
+    return errors, known[:, 0]
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=FAST)
@@ -178,7 +147,19 @@ def _part(weight: Any, far: Any, given: Any, counted: Any, own: Any, sums: Any, 
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
-def _query(
+def _march(keys: Any, sums: Any, room: Any, terms: Any, nodes: Any) -> tuple[int, bool]:
+    """How many nodes one query has, and whether nothing is left on either side of them."""
+    second, t = sums[FIRST] ** 2 + sums[SECOND], math.exp(LOWEST) / max(sums[KEPT], TINY)
+    for _ in range(TRIES):
+        count, found, closed = _upward(keys, sums, t, room, terms, nodes)
+        if closed and t * t * second <= 2 * TOL * found + TINY:
+            return count, True
+        t /= 2**DEEPER
+    return count, False
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def _upward(
     keys: Any, sums: Any, t: float, room: Any, terms: Any, nodes: Any
 ) -> tuple[int, float, bool]:
     """Nodes from t up: how many, what of the mean squared error is surely found, and whether

@@ -4,7 +4,7 @@ variance.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -76,9 +76,8 @@ def exact_curve(
     "topk" and both where tokens have nodes along the tilt, else the mean over contexts drawn from
     the law. ``context`` None: n keys are kept of a context without end ("random", which is the
     curve above, or "neyman"). Formulas: esscher.errors.keep_law. Neyman's curve without end is
-    exact for Gaussian tokens, for mixtures of Gaussians where each V Sigma V^T has one eigenvalue
-    beside 0, for spheres and balls where V^T V is a multiple of the identity, and for pools;
-    elsewhere ``kind`` is "pool".
+    exact for Gaussian tokens, for spheres and balls where V^T V is a multiple of the identity, and
+    for pools; elsewhere ``kind`` is "pool".
     """
     check_pair(head, measure)
     size = as_count(pool_size, "pool_size")
@@ -105,9 +104,14 @@ def exact_curve(
                 f"queries: expected a law of dimension {head.dim_query}, the head's queries, got"
                 f" {queries.dim}"
             )
-        known = (
-            _over_law(head, measure, queries, counts, over) if kept is None or kept.plain else None
-        )
+        known = None
+        if kept is None or kept.plain:
+            both = measure.is_gaussian and queries.is_gaussian
+            known = (
+                gaussian_queries_curve(head, measure, queries, counts)
+                if both
+                else integrated(over, head, measure, queries)
+            )
         if known is not None:
             return known
         x = (
@@ -120,15 +124,6 @@ def exact_curve(
     if x.shape[0] == 0:
         raise ValueError("queries: expected at least one row, got none")
     return over(head, x)
-
-
-def _over_law(
-    head: Head, measure: Measure, queries: Measure, n: Counts, over: Callable[..., ErrorCurve]
-) -> ErrorCurve | None:
-    """The curve over a law of queries that can be integrated; None where they must be drawn."""
-    if measure.is_gaussian and queries.is_gaussian:
-        return gaussian_queries_curve(head, measure, queries, n)
-    return integrated(over, head, measure, queries)
 
 
 def _over_rows(

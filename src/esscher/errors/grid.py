@@ -57,19 +57,23 @@ ROUNDING = 16 * torch.finfo(torch.float64).eps  # of a sum over keys, relative t
 
 
 @dataclass(frozen=True)
-class _Cells:
-    """A uniform grid of scores; a key is spread over ``points`` cells. ``single``: values on it are
-    known to float32 only.
+class Grid:
+    """``spacing`` (a power of 2) of the cells, ``points`` (4 or 8) a key is spread over, ``tol`` of
+    the quadrature.
     """
 
-    points: int
     spacing: float
-    single: bool
-    device: torch.device
+    points: int
+    tol: float
 
-    def centres(self, length: int) -> Tensor:
+    @property
+    def single(self) -> bool:
+        """Whether values are known to float32 only."""
+        return self.tol > 1e-8
+
+    def centres(self, length: int, device: torch.device) -> Tensor:
         """Of the last cells, measured from the end of the grid."""
-        index = torch.arange(-length, 0, dtype=torch.float64, device=self.device)
+        index = torch.arange(-length, 0, dtype=torch.float64, device=device)
         return (index + self.points / 2) * self.spacing
 
 
@@ -77,33 +81,33 @@ class _Cells:
 _Kernel = tuple[str, Tensor, Tensor | float]
 
 
-def _kernels(family: Family, cells: _Cells, length: int, tau: Tensor) -> dict[str, _Kernel]:
+def _kernels(family: Family, grid: Grid, length: int, tau: Tensor) -> dict[str, _Kernel]:
     """Those of a family on the last ``length`` cells of a grid, at nodes tau."""
     if length > LONGEST:
-        return _computed(family, cells, length, tau)
+        return _computed(family, grid, length, tau)
     padded = -(-length // LENGTHS) * LENGTHS
-    found = _remembered(family, cells, padded, tuple(tau.tolist()))
+    found = _remembered(family, grid, padded, tuple(tau.tolist()), tau.device)
     return {name: (channel, x[-length:], peak) for name, (channel, x, peak) in found.items()}
 
 
 @lru_cache(maxsize=512)  # a fifth of a megabyte each
 def _remembered(
-    family: Family, cells: _Cells, length: int, tau: tuple[float, ...]
+    family: Family, grid: Grid, length: int, tau: tuple[float, ...], device: torch.device
 ) -> dict[str, _Kernel]:
-    nodes = torch.tensor(tau, dtype=torch.float64, device=cells.device)
-    return _computed(family, cells, length, nodes)
+    nodes = torch.tensor(tau, dtype=torch.float64, device=device)
+    return _computed(family, grid, length, nodes)
 
 
-def _computed(family: Family, cells: _Cells, length: int, tau: Tensor) -> dict[str, _Kernel]:
+def _computed(family: Family, grid: Grid, length: int, tau: Tensor) -> dict[str, _Kernel]:
     found: dict[str, _Kernel] = {}
     coefficients = spline_coefficients(
         lambda centres: family(tau[:, None] + centres, tau[:, None]),
-        cells.centres(length),
-        cells.points,
-        cells.spacing,
+        grid.centres(length, tau.device),
+        grid.points,
+        grid.spacing,
     )
     for name, (channel, weights) in coefficients.items():
-        if channel == "value" and cells.single:
+        if channel == "value" and grid.single:
             peak = weights.abs().amax(0).clamp_min(TINY)  # float32 has few small numbers
             found[name] = channel, (weights / peak).float(), peak
         else:
@@ -122,18 +126,11 @@ class DepositSource(Source):
     chunk = 32
 
     def __init__(
-        self,
-        cells: Tensor,
-        spacing: float,
-        points: int,
-        center: Tensor,
-        single: bool,
-        drift: Tensor | None = None,
+        self, cells: Tensor, grid: Grid, center: Tensor, drift: Tensor | None = None
     ) -> None:
         """``drift``: the limit minus the centre, (m, d), where it is not that of these deposits."""
-        self.cells, self.center, self.own = cells, center, drift is None
-        self.span = cells.shape[2] * spacing
-        self.grid = _Cells(points, spacing, single, cells.device)
+        self.cells, self.grid, self.center, self.own = cells, grid, center, drift is None
+        self.span = cells.shape[2] * grid.spacing
         first, pair = self._exponential(1.0), self._exponential(2.0)
         if drift is None:
             drift = (cells[:-2] @ first).T / (cells[-2] @ first)[:, None]
@@ -155,21 +152,19 @@ class DepositSource(Source):
         if times == 0:
             return self
         if times not in self._coarser:
-            finer, grid = self.coarser(times - 1), self.grid
+            finer = self.coarser(times - 1)
             self._coarser[times] = DepositSource(
-                coarsen(finer.cells, grid.points),
-                2 * finer.grid.spacing,
-                grid.points,
+                coarsen(finer.cells, finer.grid.points),
+                replace(finer.grid, spacing=2 * finer.grid.spacing),
                 self.center,
-                grid.single,
                 None if self.own else self.drift,
             )
         return self._coarser[times]
 
     @cached_property
-    def rounding(self) -> Tensor:
-        """Bounds on the rounding of the mean squared error at n = 1 and, times n, as n grows: (2,
-        m).
+    def rounding(self) -> tuple[Tensor, Tensor]:
+        """Bounds on the rounding of the mean squared error at n = 1 and, times n, as n grows, (2,
+        m), and these errors themselves.
 
         |c|^2 is the difference of numbers of the size of |value - centre|^2 and |drift|^2. Where
         one key has nearly all the weight its c nearly vanishes, and what is left of it is rounding.
@@ -177,7 +172,8 @@ class DepositSource(Source):
         length = self.drift.square().sum(1, keepdim=True)
         size = (self.cells[-1] + length * self.cells[-2]) / self.total
         grown = (size @ self._exponential(2.0)) / (2 * self.log_first).exp()
-        return ROUNDING * torch.stack([size.sum(1), grown])
+        bounds = ROUNDING * torch.stack([size.sum(1), grown])
+        return bounds, torch.stack([self.variance, self.delta])
 
     @cached_property
     def value(self) -> Tensor:
@@ -212,18 +208,7 @@ class DepositSource(Source):
     def _exponential(self, rate: float) -> Tensor:
         """Coefficients of exp(rate u), which are exact."""
         gain = exponential_gain(self.grid.points, rate * self.grid.spacing)
-        return torch.exp(rate * self.grid.centres(self.cells.shape[2])) / gain
-
-
-@dataclass(frozen=True)
-class Grid:
-    """``spacing`` (a power of 2) of the cells, ``points`` (4 or 8) a key is spread over, ``tol`` of
-    the quadrature.
-    """
-
-    spacing: float
-    points: int
-    tol: float
+        return torch.exp(rate * self.grid.centres(self.cells.shape[2], self.cells.device)) / gain
 
 
 @dataclass(frozen=True)
@@ -243,13 +228,7 @@ class Deposit:
     @cached_property
     def source(self) -> DepositSource:
         """What the integrals read; its moments are computed once."""
-        return DepositSource(
-            self.cells,
-            self.grid.spacing,
-            self.grid.points,
-            self.center,
-            single=self.grid.tol > 1e-8,
-        )
+        return DepositSource(self.cells, self.grid, self.center)
 
 
 @dataclass(frozen=True)
@@ -346,22 +325,13 @@ def merge(a: Deposit, b: Deposit) -> Deposit:
     return replace(a, cells=a.cells + b.cells, keys=a.keys + b.keys)
 
 
-def blank(state: Deposit) -> Deposit:
-    """The state of the same queries before any key."""
-    return init(len(state.keys), state.grid, state.center)
-
-
-def without(state: Deposit, scores: Tensor, values: Tensor, extent: Extent) -> Deposit:
-    """The state without keys that it has seen: their ``scores`` (m, B), -inf for keys that stay,
-    and values (B, d_v).
-
-    ``extent``: where the keys that stay lie. Deposits subtract as they add; what rounding leaves of
-    keys far above all that stay is cut off with their cells.
+def without(state: Deposit, scores: Tensor, values: Tensor) -> Deposit:
+    """The state without keys that it has seen: their scores (m, B) and values (B, d_v). Deposits
+    subtract as they add.
     """
-    some = (scores > -torch.inf).any(0)
-    gone = update(blank(state), scores[:, some], values[some], owned=True)
-    kept, gone = _reframe(state, extent), _reframe(gone, extent)
-    return replace(kept, cells=kept.cells - gone.cells, keys=state.keys - gone.keys)
+    gone = update(init(len(state.keys), state.grid, state.center), scores, values, owned=True)
+    gone = _reframe(gone, Extent(state.first, state.end))
+    return replace(state, cells=state.cells - gone.cells, keys=state.keys - gone.keys)
 
 
 def reach(state: Deposit, scores: Tensor) -> Extent:
@@ -418,8 +388,9 @@ def finish(
         rows = np.argsort(-share.max(axis=1), kind="stable")[:SUBSET]
         few = take(state, torch.as_tensor(rows, device=state.end.device))
         interpolation = _interpolation(few, result.mse[rows], n, of, sampling, levels)
-    rounding, sizes = state.source.rounding.sum(1), _sizes(state.source).sum(1)
-    accuracy = result.accuracy + (float(_share(rounding, sizes)) + interpolation) / 2
+    rounding, sizes = (x.sum(1) for x in state.source.rounding)
+    lost = float(torch.where(rounding > 0, rounding / sizes, 0.0).max())
+    accuracy = result.accuracy + (lost + interpolation) / 2
     return replace(result, accuracy=accuracy, interpolation=interpolation)
 
 
@@ -427,14 +398,7 @@ def lost(state: Deposit) -> Tensor:
     """What rounding may take of each query's mean squared error, relative to it, (m,): near 1
     nothing is left.
     """
-    return _share(state.source.rounding, _sizes(state.source))
-
-
-def _sizes(source: DepositSource) -> Tensor:
-    return torch.stack([source.variance, source.delta])
-
-
-def _share(rounding: Tensor, sizes: Tensor) -> Tensor:
+    rounding, sizes = state.source.rounding
     return torch.where(rounding > 0, rounding / sizes, 0.0).amax(0)
 
 

@@ -10,7 +10,6 @@ Probabilities of their own: key by key, of float32 inputs by compiled sums
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -24,14 +23,14 @@ from torch import Tensor
 from esscher.errors import grid as deposit
 from esscher.errors.curve import ErrorCurve, QueryErrors, merged, side_by_side
 from esscher.errors.doubling import doubling_errors
-from esscher.errors.grid import Deposit, DepositSource
+from esscher.errors.grid import DepositSource
 from esscher.errors.integral import SureKeys, kept_errors, step_for
 from esscher.errors.nodes import TOL, inclusion_error
 from esscher.inputs import as_counts, generator_for
 from esscher.keep import LowRank
-from esscher.keep.chance import Random, share_of
+from esscher.keep.chance import Random
 from esscher.keep.context import Context
-from esscher.keep.rule import Chance, Ranked, Rule, first_of, ranking, refused
+from esscher.keep.rule import Chance, Ranked, Rule, ranking, refused
 
 FEW_PAIRS = 2**12  # queries x keys up to which the sum key by key is as fast as the others
 BLOCK = 8192  # keys deposited at once
@@ -87,17 +86,8 @@ class KeepErrors:
 
     def _by_chance(self, rule: Rule, counts: Sequence[int | None]) -> tuple[QueryErrors, Tensor]:
         """The errors, and the keys (m, S) that each query keeps on average."""
-        chances, found, sizes = rule_chances(rule), [], []
-        if self.large and len(chances) == 1 and isinstance(rule.free, Random):
-            held = rule.start(self.asked, counts)
-            sure, rest = held.sum(1).double(), (self.asked.visible & ~held).sum(1).double()
-            for n in counts:
-                assert n is not None
-                share = share_of(n - sure, rest)
-                found.append(self._shared(held, share, rule.free.reweight))
-                sizes.append(sure + share * rest)
-            return side_by_side(found), torch.stack(sizes, dim=1)
-        alike = self.large and all(isinstance(part, Random) for part in chances)
+        found, sizes = [], []
+        alike = self.large and all(isinstance(part, Random) for part in rule_chances(rule))
         for kept in rule.ladder(self.asked, counts):
             one = kept.share if alike else None
             if one is not None:
@@ -116,9 +106,6 @@ class KeepErrors:
         seen, sure = self.asked.visible.sum(1), held.sum(1)
         sizes = torch.maximum(sure[:, None], torch.minimum(seen[:, None], ladder)).double()
         order = self.asked.inside[ranking(free.order(self.asked))]
-        others = torch.ones(self.context.keys, dtype=torch.bool, device=held.device)
-        others[self.asked.inside] = False  # they are held: where they rank is no matter
-        order = torch.cat([order, others.nonzero()[:, 0].expand(len(order), -1)], dim=1)
         return ranked_errors(self.context, self._and_others(held), order, ladder, sure), sizes
 
     def _and_others(self, kept: Tensor) -> Tensor:
@@ -167,19 +154,9 @@ class KeepErrors:
         rows = self.blunt.nonzero()[:, 0]
         return self.context if bool(self.blunt.all()) else self.context.take(rows)
 
-    @cached_property
-    def _all(self) -> Deposit:
-        """Every key that a query sees."""
-        near = self._near
-        state = deposit.init(len(near.q), self.grid, torch.zeros_like(near.near[0]))
-        for start in range(0, near.keys, BLOCK):
-            part = slice(start, start + BLOCK)
-            state = deposit.update(state, near.scores[:, part], near.near[part], owned=True)
-        return state
-
     def _rest(self, sure: Tensor) -> _Rest | None:
         if self._last is None or not torch.equal(self._last[0], sure):
-            self._last = sure, _deposited(self._near, sure, self._all)
+            self._last = sure, _deposited(self._near, sure, self.grid)
         return self._last[1]
 
 
@@ -192,25 +169,23 @@ def rule_chances(rule: Rule) -> list[Chance]:
 _Rest = tuple[DepositSource, Tensor, SureKeys, float]
 
 
-def _deposited(context: Context, sure: Tensor, state: Deposit) -> _Rest | None:
+def _deposited(context: Context, sure: Tensor, grid: deposit.Grid) -> _Rest | None:
     """None where a query keeps all its keys surely, or one so far above the others that they have
     no weight.
     """
     others, scores = context.visible & ~sure, context.scores
     if not bool(others.any(1).all()):
         return None
-    if bool(sure.any()):
-        rest, kept = (scores.masked_fill(~part, -torch.inf) for part in (others, sure))
-        extent = deposit.reach(deposit.blank(state), rest)
-        state = deposit.without(state, kept, context.near, extent)
-    grid = state.grid
+    rest = scores.masked_fill(~others, -torch.inf)
+    state = deposit.init(len(rest), grid, torch.zeros_like(context.near[0]))
+    for start in range(0, context.keys, BLOCK):
+        part = slice(start, start + BLOCK)
+        state = deposit.update(state, rest[:, part], context.near[part], owned=True)
     below = scores - (state.end.double() * grid.spacing)[:, None]
     held = SureKeys.of(sure, below, context.near, context.drift, context.distance)
     if float(held.log_unit.max()) > FAR_ABOVE:
         return None
-    source = DepositSource(
-        state.cells, grid.spacing, grid.points, state.center, grid.tol > 1e-8, context.drift
-    )
+    source = DepositSource(state.cells, grid, state.center, context.drift)
     longest = float(scores[context.visible].abs().max())
     return source, state.keys, held, torch.finfo(context.dtype).eps * (1 + longest)
 
@@ -254,11 +229,6 @@ def _by_key(context: Context, p: Tensor, w: Tensor | None, large: bool) -> Query
 
 # ---- Attention on the first n keys of a ranking, for every n of a ladder: no chance, no integral.
 
-# torch says once that the format is young; of it only products with dense matrices are used
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    torch.sparse_csr_tensor([0, 1], [0], [1.0])
-
 
 def ranked_errors(
     context: Context, held: Tensor, order: Tensor, counts: Tensor, sure: Tensor
@@ -266,96 +236,34 @@ def ranked_errors(
     """The errors at each of ``counts`` (S,): keys kept in all, the ``held`` (m, N) and then the
     first of the ranking. ``sure`` (m,): how many of the held count among them.
 
-    ``order`` (1, N) or (m, N): indices of the keys, the first to be kept first.
+    ``order`` (1, N) or (m, N): indices of the keys, the first to be kept first; keys that are held
+    anyway may be left out. Of the two forms of the error, a sum over kept keys and one over dropped
+    keys, the one with less weight keeps its digits; weights are relative to what is kept.
     """
-    places = counts.argsort()
-    first, steps, drops = _steps(context, held, order, counts[places], sure)
-    kept = steps[:, :-1].cumsum(1) + first[:, None]  # (m, S, d + 2)
-    dropped = steps.flip(1).cumsum(1).flip(1)[:, 1:]
-    mass, light = kept[:, :, -2], dropped[:, :, -2]
-    drift = context.drift[:, None]
-    vector = torch.where(
-        (light < mass)[:, :, None],
-        light[:, :, None] * drift - dropped[:, :, :-2],
-        kept[:, :, :-2] - mass[:, :, None] * drift,
-    )
-    some = torch.where(mass > 0, mass, 1.0)
-    bias, pair = vector / some[:, :, None], kept[:, :, -1] / some.square()
-    least = torch.finfo(context.dtype).tiny
-    # pi^2 is summed over what is kept, pi alone over what is dropped
-    faint = ((mass < 1e4 * least**0.5) | ((light < 1e8 * least) & drops)).any(1)
-    rows = faint.nonzero()[:, 0]
-    if len(rows):
-        own = order.expand(len(held), -1)[rows]
-        bias[rows], pair[rows] = _one_by_one(context.take(rows), held[rows], own, counts[places])
-    back = places.argsort()
-    mean, sum_p2 = bias[:, back].cpu().numpy(), pair[:, back].cpu().numpy()
+    free = context.visible & ~held
+    order = order.expand(len(held), -1)
+    place = torch.zeros_like(free, dtype=torch.int64)  # among the free keys, from 1
+    place.scatter_(1, order, free.gather(1, order).cumsum(1))
+    biases, pairs = [], []
+    for count in counts.tolist():
+        kept = held | (free & (place <= count - sure[:, None]))
+        some = kept.any(1, keepdim=True)
+        log_mass = context.scores.masked_fill(~kept, -torch.inf).logsumexp(1, keepdim=True)
+        weight = (context.scores - torch.where(some, log_mass, 0.0)).exp()
+        inside, outside = torch.where(kept, weight, 0.0), torch.where(kept, 0.0, weight)
+        lighter = some & (outside.sum(1, keepdim=True) < 1)
+        side = torch.where(lighter, -outside, inside)
+        biases.append(side @ context.near - side.sum(1, keepdim=True) * context.drift)
+        pairs.append(inside.square().sum(1))
+    bias, sum_p2 = (torch.stack(x, dim=1).cpu().numpy() for x in (biases, pairs))
     return QueryErrors(
-        mse=(mean**2).sum(2),
+        mse=(bias**2).sum(2),
         sum_p2=sum_p2,
         limit=context.limit.cpu().numpy(),
-        delta=np.full(len(sum_p2), np.nan),
-        bias=mean,
+        delta=np.full(len(bias), np.nan),
+        bias=bias,
         accuracy=32 * torch.finfo(context.dtype).eps,
     )
-
-
-def _steps(
-    context: Context, held: Tensor, order: Tensor, counts: Tensor, sure: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums of pi (value, 1, pi) over the keys held, (m, d + 2), and over those between two n, (m, S
-    + 1, d + 2); and whether an n drops a key, (m, S).
-    """
-    weight, near = context.attention.to(context.dtype), context.near.to(context.dtype)
-    rows = torch.cat([near, torch.ones_like(near[:, :1])], dim=1)
-    m, keys = weight.shape
-    free = context.visible & ~held
-    first = torch.zeros(m, rows.shape[1] + 1, dtype=torch.float64, device=weight.device)
-    if bool(held.any()):
-        kept = torch.where(held, weight, 0.0)
-        first = torch.cat([kept @ rows, kept.square().sum(1, keepdim=True)], dim=1).double()
-    columns = order.expand(m, keys)
-    weights = weight.gather(1, columns)
-    total = free.sum(1)
-    if not bool(free.all()):
-        inside = free.gather(1, columns)
-        columns, weights = columns[inside], weights[inside]
-    ends = torch.minimum((counts - sure[:, None]).clamp_min(0), total[:, None])  # (m, S)
-    drops = ends < total[:, None]
-    ends = torch.cat([ends, total[:, None]], dim=1)
-    starts = torch.cumsum(total, 0) - total
-    edges = torch.cat([torch.zeros_like(ends[:1, 0]), (starts[:, None] + ends).flatten()])
-    weights, shape = weights.flatten(), (len(edges) - 1, keys)
-    sparse = torch.sparse_csr_tensor(  # 32-bit indices, which the fastest products ask for
-        edges.int(), columns.flatten().int(), weights, shape, check_invariants=False
-    )
-    pairs = torch.segment_reduce(weights.square(), "sum", offsets=edges, initial=0.0)
-    sums = torch.cat([sparse @ rows, pairs[:, None]], dim=1).double()
-    return first, sums.reshape(m, len(counts) + 1, -1), drops
-
-
-def _one_by_one(
-    context: Context, held: Tensor, order: Tensor, counts: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Bias (m, S, d) and sum p^2 (m, S) from the logarithm of what each set weighs."""
-    steps = -torch.arange(order.shape[1]).to(order).expand_as(order)
-    place = torch.empty_like(order).scatter_(1, order, steps)
-    free, biases, pairs = context.visible & ~held, [], []
-    for count in counts.tolist():
-        kept = held | first_of(place, free, count - held.sum(1))
-        inside, outside = (
-            context.scores.masked_fill(~part, -torch.inf)
-            for part in (kept, context.visible & ~kept)
-        )
-        log_mass = inside.logsumexp(1, keepdim=True)
-        lighter = outside.logsumexp(1, keepdim=True) < log_mass
-        weight, lost = (inside - log_mass).exp(), (outside - log_mass).exp()
-        of_kept, of_dropped = (
-            x @ context.near - x.sum(1, keepdim=True) * context.drift for x in (weight, lost)
-        )
-        biases.append(torch.where(lighter, -of_dropped, of_kept))
-        pairs.append(weight.square().sum(1))
-    return torch.stack(biases, dim=1), torch.stack(pairs, dim=1)
 
 
 # ---- The error of attention through r mixtures of all keys (keep.LowRank), for a ladder of r.

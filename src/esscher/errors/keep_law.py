@@ -48,7 +48,6 @@ from esscher.keep.rule import Rule
 from esscher.measures.base import Measure
 from esscher.measures.line import Line, graded
 from esscher.measures.matrices import product
-from esscher.measures.radial import radial
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
@@ -341,9 +340,9 @@ def tilted_sizes(head: Head, measure: Measure, theta: Tensor, limit: Tensor) -> 
     """At one tilt (d,); None where neither the law nor the head is of a kind that leaves |c|
     one-dimensional.
     """
-    parts, rotational = measure.gaussian_parts(), measure.as_rotational()
-    if parts is not None:
-        return _of_gaussians(head, [(weight, law) for weight, law in parts], theta, limit)
+    if measure.is_gaussian:
+        return _of_gaussian(head, measure, limit)
+    rotational = measure.as_rotational()
     # |V y| is a multiple of |y|
     gram = product(head.V.double().T, head.V.double())
     if rotational is not None and not is_multiple_of_identity(gram, ALIKE):
@@ -373,74 +372,20 @@ def drawn_sizes(head: Head, tokens: Tensor, theta: Tensor) -> Sizes:
     return Sizes(centre.norm(dim=1), weights, centre)
 
 
-def _of_gaussians(
-    head: Head, parts: list[tuple[float, Measure]], theta: Tensor, limit: Tensor
-) -> Sizes | None:
-    V, found, logs = head.V.double(), [], []
-    for weight, law in parts:
-        spread = product(V, law.root)
-        values, basis = torch.linalg.eigh(product(spread, spread.T))
-        values = torch.where(values > ALIKE * values.max(), values, 0.0)
-        apart = (
-            head.values(law.tilted_mean(theta)[None])[0] - limit
-            if len(parts) > 1
-            else torch.zeros_like(limit)
-        )
-        used = values > 0
-        if not bool(used.any()):
-            nodes = Sizes(apart.norm()[None], apart.new_zeros(1), apart[None])
-        elif float(values.max()) - float(values[used].min()) <= ALIKE * float(values.max()):
-            nodes = _noncentral(apart, basis[:, used], math.sqrt(float(values[used].mean())))
-        elif len(parts) == 1:
-            nodes = _central(values[used].cpu().numpy(), limit)
-        else:
-            return None
-        found.append(nodes)
-        logs.append(math.log(weight) + float(law.log_laplace(theta)))
-    shares = torch.log_softmax(torch.tensor(logs, dtype=torch.float64), 0).tolist()
-    weights = torch.cat(
-        [nodes.log_weights + share for nodes, share in zip(found, shares, strict=True)]
-    )
-    return Sizes(
-        torch.cat([nodes.size for nodes in found]),
-        weights,
-        torch.cat([nodes.centre for nodes in found]),
-    )
-
-
-def _noncentral(apart: Tensor, span: Tensor, sigma: float) -> Sizes:
-    """N(apart, sigma^2) on the span, fixed across it."""
-    r, inside = span.shape[1], span @ (span.T @ apart)
-    alpha = float(inside.norm())
-    # the density of rho has its bell near sqrt(alpha^2 + (r - 1) sigma^2), at most sigma wide
-    bell = math.hypot(alpha, math.sqrt(r - 1) * sigma)
-    rho, lengths = (
-        x.to(apart)
-        for x in graded(
-            max(0.0, bell - REACH * sigma),
-            bell + REACH * sigma,
-            sigma,
-            HALVINGS,
-        )
-    )
-    at = radial(r / 2, (rho * alpha / sigma**2).square())
-    log_density = (
-        (r - 1) * rho.log() - (rho.square() + alpha * alpha) / (2 * sigma * sigma) + at.log
-    )
-    along = rho.square() / sigma**2 * at.ratio  # rho B(rho alpha / sigma^2) / alpha
-    across = apart - inside
-    size = (rho.square() + across.square().sum()).sqrt()
-    return Sizes(
-        size, torch.log_softmax(lengths.log() + log_density, 0), across + along[:, None] * inside
-    )
-
-
-def _central(values: Floats, limit: Tensor) -> Sizes:
-    """N(0, C), ``values`` the eigenvalues of C above 0."""
+def _of_gaussian(head: Head, measure: Measure, limit: Tensor) -> Sizes:
+    """c ~ N(0, V Sigma V^T) under every tilt: given its size, its mean is 0."""
+    spread = product(head.V.double(), measure.root)
+    values = torch.linalg.eigvalsh(product(spread, spread.T)).cpu().numpy()
+    values = values[values > ALIKE * values.max()]
+    if values.size == 0:
+        return Sizes(limit.new_zeros(1), limit.new_zeros(1), torch.zeros_like(limit)[None])
     bell, unit = math.sqrt(float(values.sum())), math.sqrt(float(values.max()))
-    first, last = max(0.0, bell - REACH * unit), bell + REACH * unit
-    rho, lengths = graded(first, last, unit, HALVINGS)
-    log_density = torch.from_numpy(log_chi_square_density(values, (rho**2).numpy())) + rho.log()
+    rho, lengths = graded(max(0.0, bell - REACH * unit), bell + REACH * unit, unit, HALVINGS)
+    if np.ptp(values) <= ALIKE * values.max():
+        log_density = (values.size - 1) * rho.log() - (rho / unit) ** 2 / 2
+    else:
+        log_density = torch.from_numpy(log_chi_square_density(values, (rho**2).numpy()))
+        log_density = log_density + rho.log()
     return Sizes(
         rho.to(limit),
         torch.log_softmax(lengths.log() + log_density, 0).to(limit),

@@ -143,6 +143,7 @@ def error_from_nodes(
     n: Any,
     *,
     sampling: str = "replacement",
+    of: int | None = None,
     details: bool = False,
 ) -> QueryErrors:
     """Exact error of softmax attention on n keys drawn from weighted nodes, in float64, relative
@@ -151,8 +152,9 @@ def error_from_nodes(
     ``scores``: (m, N), row i seen by query i. ``log_weights``: (N,) or (m, N), normalised here;
     None: equal weights. ``values``: (N, d) or (m, N, d). ``extra``: variance of the value given the
     node, summed over its d coordinates, (N,) or (m, N); None for 0. ``n``: token numbers up to
-    2**53. ``sampling="bernoulli"`` keeps each of the N nodes with probability n / N instead (equal
-    weights, no extra, n at most N; no kept key counts as no error).
+    2**53. ``sampling="bernoulli"`` keeps each of the N nodes with probability n / ``of``, by
+    default n / N, instead (equal weights, no extra, n at most that; no kept key counts as no
+    error).
 
     Memory is flat in m; time is m x N x (about 100 nodes, and 3.6 more per nat of score range). A
     query whose scores span more than 300 nats sums only the keys near each node: its time grows
@@ -169,22 +171,23 @@ def error_from_nodes(
         )
     )
     counts = as_counts(n, "n")
-    check_sampling(sampling, counts, keys)
+    if of is None:
+        check_sampling(sampling, counts, keys)
     log_weight = torch.log_softmax(weight.expand(m, keys), 1)
-    near = sources(score, log_weight, value, spare.expand(m, keys))
-    return concatenate(
-        [_integrate(source, counts, keys, keys, sampling, details) for _, source in near]
-    )
-
-
-def error_of_share(score: Tensor, value: Tensor, n: Any, of: int, sampling: str) -> QueryErrors:
-    """The error of queries over keys of their own, scores (m, N) and values (N, d): "bernoulli"
-    keeps each with n / of.
-    """
-    keys, score = score.shape[1], score.double()
-    equal, none = torch.full_like(score, -math.log(keys)), torch.zeros_like(score)
-    near = sources(score, equal, value.double(), none)
-    return concatenate([_integrate(source, n, keys, of, sampling, False) for _, source in near])
+    parts = []
+    for _, source in sources(score, log_weight, value, spare.expand(m, keys)):
+        if sampling == "replacement":
+            drawn = torch.as_tensor(counts, dtype=torch.float64, device=score.device)
+            found = replacement_errors(source, drawn, step=STEP, tol=TOL, details=details)
+        else:
+            own = source.limit.new_full((len(source.limit),), keys)
+            columns = (
+                bernoulli_errors(source, count, of or keys, own, step=STEP, tol=TOL)
+                for count in counts.tolist()
+            )
+            found = side_by_side(list(columns))
+        parts.append(found)
+    return concatenate(parts)
 
 
 def sources(
@@ -221,7 +224,8 @@ def error_of_kept(
     kept = float(near.mass.sum())
     near.missing = max(0.0, 1.0 - kept)
     source = _WideSource(near) if near.span > WIDE else near
-    found = _integrate(source, [tokens], tokens, tokens, "replacement", True)
+    n = score.new_tensor([tokens], dtype=torch.float64)
+    found = replacement_errors(source, n, step=STEP, tol=TOL, details=True)
     assert found.bias is not None
     gap = (near.limit[0] - limit).cpu().numpy()
     some = -math.expm1(tokens * math.log1p(-kept)) if kept < 1.0 else 1.0
@@ -231,19 +235,6 @@ def error_of_kept(
         mse=np.array([[max(mse, 0.0)]]),
         bias=found.bias + gap * some,
         limit=limit.cpu().numpy()[None],
-    )
-
-
-def _integrate(
-    source: Source, counts: Any, keys: int, of: int, sampling: str, details: bool
-) -> QueryErrors:
-    limit = source.limit
-    if sampling == "replacement":
-        n = torch.as_tensor(counts, dtype=torch.float64, device=limit.device)
-        return replacement_errors(source, n, step=STEP, tol=TOL, details=details)
-    own = limit.new_full((len(limit),), keys)
-    return side_by_side(
-        [bernoulli_errors(source, int(c), of, own, step=STEP, tol=TOL) for c in counts]
     )
 
 

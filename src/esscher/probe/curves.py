@@ -22,7 +22,7 @@ from esscher.errors.budget import tokens_needed
 from esscher.errors.curve import ErrorCurve, QueryErrors, concatenate, side_by_side
 from esscher.errors.grid import Deposit, Grid
 from esscher.errors.keep_curve import KeepErrors
-from esscher.errors.nodes import error_of_share
+from esscher.errors.nodes import error_from_nodes
 from esscher.errors.pool_curve import pool_errors
 from esscher.errors.rate import fit_rate
 from esscher.hf.call import score
@@ -82,7 +82,10 @@ class AllKeys:
         parts, values = [], self._values
         for row in self.rows():  # each query has keys of its own
             own = row > -torch.inf
-            parts.append(error_of_share(row[own][None], values[own], n, of, sampling))
+            found = error_from_nodes(
+                row[own][None], None, values[own], None, n, sampling=sampling, of=of
+            )
+            parts.append(found)
         return concatenate(parts)
 
     def _kept_beside_sink(self, shares: npt.NDArray[np.float64]) -> QueryErrors:

@@ -247,41 +247,14 @@ def test_slopes_in_s_keep_their_digits_near_zero() -> None:
     assert gaussian_error_slopes(20, 0.0).df1_ds == 0
 
 
-def test_torch_gradients() -> None:
-    s = torch.tensor([0.0, 0.2, 0.7, 3.0, 11.0], dtype=torch.float64, requires_grad=True)
-    n = torch.tensor([[2], [50], [10**10]])
-    f1, f2 = gaussian_error(n, s)
-    assert f1.shape == f2.shape == (3, 5)
-    assert f1.dtype == f2.dtype == torch.float64
-    # the numerical side of the check steps below s = 0 otherwise
-    inside = s.detach()[1:].requires_grad_()
-    assert torch.autograd.gradcheck(
-        lambda x: gaussian_error(n, x), inside, eps=1e-5, atol=1e-7, rtol=1e-6
-    )
-    value = gaussian_error_slopes(n, s)
-    (grad,) = torch.autograd.grad((f1 + 2 * f2).sum(), s)
-    np.testing.assert_allclose(grad, (value.df1_ds + 2 * value.df2_ds).sum(0), rtol=1e-14)
-
-
-def test_torch_gradient_is_not_differentiable_again() -> None:
-    s = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
-    with pytest.raises(RuntimeError, match="differentiable once"):
-        torch.autograd.grad(gaussian_error(10, s)[0], s, create_graph=True)
-
-
-def test_what_comes_in_decides_what_comes_out() -> None:
+def test_numbers_arrays_and_tensors() -> None:
     assert isinstance(gaussian_error(5, 1)[0], np.float64)
     f1, f2 = gaussian_error([[2], [3], [5]], np.linspace(0, 2, 7))
-    assert isinstance(f1, np.ndarray)
     assert f1.shape == f2.shape == (3, 7)
+    assert f1.dtype == np.float64
     assert f1[1, 4] == gaussian_error(3, np.linspace(0, 2, 7)[4])[0]
-    assert isinstance(gaussian_error(torch.tensor([2, 3]), 1.5)[0], torch.Tensor)
-    single = torch.tensor([0.5, 1.5], requires_grad=True)
-    f1, _ = gaussian_error(1e12, single)
-    assert f1.dtype == torch.float64
-    f1.sum().backward()
-    assert single.grad is not None
-    assert single.grad.dtype == torch.float32
+    tensors = gaussian_error(torch.tensor([[2], [3], [5]]), torch.linspace(0, 2, 7).double())
+    np.testing.assert_allclose(tensors[0], f1, rtol=1e-13)
     assert gaussian_error(5, np.zeros((0, 3)))[0].shape == (0, 3)
 
 
@@ -304,17 +277,15 @@ def test_threads_and_order_change_nothing(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("n", [0, -3, 1.5, math.nan, math.inf, 2**60, "many", None, [], [3, 0]])
 def test_bad_n(n: object) -> None:
     with pytest.raises(ValueError, match="n: expected"):
-        gaussian_error(n, 1.0)  # type: ignore[call-overload]
+        gaussian_error(n, 1.0)
 
 
 @pytest.mark.parametrize("s", [-1e-9, math.nan, math.inf, S_MAX + 0.1, "wide", [1.0, -2.0]])
 def test_bad_s(s: object) -> None:
     with pytest.raises(ValueError, match="s: expected"):
-        gaussian_error(10, s)  # type: ignore[call-overload]
+        gaussian_error(10, s)
 
 
-def test_bad_shapes_and_gradients() -> None:
+def test_bad_shapes() -> None:
     with pytest.raises(ValueError, match=r"\(3,\) and \(5,\)"):
         gaussian_error([1, 2, 3], [0.1] * 5)
-    with pytest.raises(ValueError, match="n: expected counts"):
-        gaussian_error(torch.tensor([2.0], requires_grad=True), 1.0)
