@@ -15,7 +15,7 @@ from torch import Tensor
 import esscher as es
 import esscher.keep as keep
 from esscher.errors import grid as deposit
-from esscher.errors.keep_curve import keep_curve
+from esscher.errors.keep_curve import KeepErrors
 from esscher.errors.nodes import inclusion_error
 from esscher.keep.context import Context
 
@@ -104,7 +104,7 @@ def test_deposits_give_what_keys_give(rule: str, dtype: torch.dtype, within: flo
     context = es.keep.Context.of(q, k, v + 100, positions=[2999, 2999, 2500, 2000, 1500, 1000])
     kept = es.keep.parse(rule).include(context)
     by_keys = inclusion_error(context.scores, context.v, kept.probability, kept.weight)
-    curve = keep_curve(context, es.keep.parse(rule), details=True)
+    curve = KeepErrors(context).curve(es.keep.parse(rule), details=True)
     assert curve.queries is not None
     assert curve.queries.bias is not None
     assert curve.accuracy > 1e-11, "by deposits"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import esscher as es
-from esscher.errors.keep_curve import keep_curve
+from esscher.errors.keep_curve import KeepErrors
 from esscher.keep.context import Context
 
 KEYS, CACHE, DIM = 24, 18, 6
@@ -71,7 +71,7 @@ def test_one_set_chosen_by_others(rule: str, chosen: str) -> None:
         "expected": k @ q.mean(0) + (k @ spread * k).sum(1) / 2 + v.norm(dim=1).log(),
     }[rule][:CACHE]
     context = cache() if chosen == "by earlier queries" else replace(cache(), choosers=None)
-    curve = keep_curve(context, es.keep.parse(rule), SIZES)
+    curve = KeepErrors(context).curve(es.keep.parse(rule), SIZES)
     for i, n in enumerate(SIZES):
         kept = torch.zeros(KEYS, dtype=torch.bool)
         kept[order.topk(n).indices] = True
@@ -81,8 +81,8 @@ def test_one_set_chosen_by_others(rule: str, chosen: str) -> None:
 
 
 def test_earlier_queries_choose_worse_than_the_judged() -> None:
-    held_out = keep_curve(cache(), es.keep.Heavy(), [5]).rms[0]
-    oracle = keep_curve(replace(cache(), choosers=None), es.keep.Heavy(), [5]).rms[0]
+    held_out = KeepErrors(cache()).curve(es.keep.Heavy(), [5]).rms[0]
+    oracle = KeepErrors(replace(cache(), choosers=None)).curve(es.keep.Heavy(), [5]).rms[0]
     assert held_out > 1.5 * oracle
 
 
@@ -90,7 +90,8 @@ def test_earlier_queries_choose_worse_than_the_judged() -> None:
 def test_rules_that_ask_no_other_query_do_not_care_who_chooses(rule: str) -> None:
     parsed = es.keep.parse(rule)
     one, other = (
-        keep_curve(context, parsed, SIZES) for context in (cache(), replace(cache(), choosers=None))
+        KeepErrors(context).curve(parsed, SIZES)
+        for context in (cache(), replace(cache(), choosers=None))
     )
     np.testing.assert_array_equal(one.rms, other.rms)
     assert not any(part.observes for part in parsed.parts)
@@ -98,7 +99,7 @@ def test_rules_that_ask_no_other_query_do_not_care_who_chooses(rule: str) -> Non
 
 def test_keys_behind_the_cache_are_kept_and_not_counted() -> None:
     """sinks:2+recent: the first two, and the last of the cache, not of what each query sees."""
-    curve = keep_curve(cache(), es.keep.parse("sinks:2+recent"), [5])
+    curve = KeepErrors(cache()).curve(es.keep.parse("sinks:2+recent"), [5])
     kept = torch.zeros(KEYS, dtype=torch.bool)
     kept[[0, 1, *range(CACHE - 3, KEYS)]] = True
     np.testing.assert_allclose(curve.queries.mse[:, 0], error_of(kept), rtol=1e-9)

@@ -20,7 +20,7 @@ from esscher.attention.limit import limit, second_tilt
 from esscher.errors.curve import ErrorCurve, QueryErrors, concatenate
 from esscher.errors.gaussian import gaussian_error_slopes
 from esscher.errors.keep_law import LawRule
-from esscher.errors.nodes import error_from_nodes
+from esscher.errors.nodes import error_from_nodes, line_nodes
 from esscher.errors.pool_curve import exact_pool_curve, pool_stderr
 from esscher.errors.query_laws import drawn, gaussian_queries_curve, integrated
 from esscher.inputs import as_count, as_counts, as_tensor, finite_result
@@ -290,19 +290,11 @@ def _along_tilts(
     """One query at a time: nodes along its tilt, values V y given the score, and what they spread
     across it.
     """
-    V, parts = head.V.double(), []
+    parts = []
     for lines in tilts:
         assert lines is not None  # a law has nodes along every tilt or along none
-        parts.append(
-            error_from_nodes(
-                torch.cat([line.scores for line in lines])[None],
-                torch.cat([line.log_weights for line in lines]),
-                torch.cat([line.means for line in lines]) @ V.T,
-                torch.cat([line.extra(V) for line in lines]),
-                n,
-                details=details,
-            )
-        )
+        score, weight, value, extra = line_nodes(head, lines)
+        parts.append(error_from_nodes(score[None], weight, value, extra, n, details=details))
     return replace(
         concatenate(parts),
         limit=limit(head, measure)(x).cpu().numpy(),

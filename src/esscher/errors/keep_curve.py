@@ -39,15 +39,6 @@ FAR_ABOVE = 300.0  # nats by which a sure key may exceed the others of a grid
 SINGLE = 1e-6  # tolerance of integrals over float32 inputs
 
 
-def keep_curve(context: Context, rule: Rule, n: Any = None, *, details: bool = False) -> ErrorCurve:
-    """Root mean square over the queries of the context; ``n``: keys kept in all, for the part
-    without a number.
-
-    A rule whose numbers are all given has one point, at the keys it keeps on average.
-    """
-    return KeepErrors(context).curve(rule, n, details=details)
-
-
 class KeepErrors:
     """The errors of rules on one context; what several of them need is found once.
 
@@ -62,7 +53,9 @@ class KeepErrors:
         self._last: tuple[Tensor, _Rest | None] | None = None
 
     def curve(self, rule: Rule, n: Any = None, *, details: bool = False) -> ErrorCurve:
-        """As ``keep_curve``."""
+        """Root mean square over the queries; ``n``: keys kept in all, for the part without a
+        number. A rule whose numbers are all given has one point, at the keys it keeps on average.
+        """
         counts = [None] if n is None else as_counts(n, "n").tolist()
         ranked = isinstance(rule.free, Ranked) and not rule_chances(rule)
         found, sizes = (self._ranked if ranked else self._by_chance)(rule, counts)

@@ -37,7 +37,7 @@ from esscher.attention.head import Head
 from esscher.attention.limit import limit
 from esscher.errors.curve import ErrorCurve, QueryErrors, concatenate, side_by_side
 from esscher.errors.keep_curve import KeepErrors
-from esscher.errors.nodes import error_from_nodes, error_of_kept
+from esscher.errors.nodes import error_from_nodes, error_of_kept, line_nodes
 from esscher.errors.pool_curve import pool_stderr
 from esscher.errors.query_laws import is_multiple_of_identity
 from esscher.inputs import as_counts
@@ -164,13 +164,10 @@ def _by_score(
             if cut is None:
                 return None
             lines, edge = cut
-            score = torch.cat([line.scores for line in lines])
-            weight = torch.cat([line.log_weights for line in lines])
+            score, weight, value, extra = line_nodes(head, lines)
             chance = torch.full_like(score, rest).masked_fill(score > edge, 1.0)
             used = chance > 0
             counted = score - chance.log() if reweight else score
-            value = head.values(torch.cat([line.means for line in lines]))
-            extra = torch.cat([line.extra(head.V.double()) for line in lines])
             mass = weight + chance.log()
             parts.append(
                 error_of_kept(counted[used], mass[used], value[used], extra[used], N, target)
@@ -352,15 +349,10 @@ def tilted_sizes(head: Head, measure: Measure, theta: Tensor, limit: Tensor) -> 
     lines = measure.along(theta)
     if lines is None:
         return None
-    scores, weights = (
-        torch.cat([line.scores for line in lines]),
-        torch.cat([line.log_weights for line in lines]),
-    )
-    centre = head.values(torch.cat([line.means for line in lines])) - limit
-    extra = torch.cat([line.extra(head.V.double()) for line in lines])
-    return Sizes(
-        (centre.square().sum(1) + extra).sqrt(), torch.log_softmax(scores + weights, 0), centre
-    )
+    score, weight, value, extra = line_nodes(head, lines)
+    centre = value - limit
+    size = (centre.square().sum(1) + extra).sqrt()
+    return Sizes(size, torch.log_softmax(score + weight, 0), centre)
 
 
 def drawn_sizes(head: Head, tokens: Tensor, theta: Tensor) -> Sizes:

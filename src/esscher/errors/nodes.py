@@ -9,7 +9,7 @@ esscher.errors.integral.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
+from esscher.attention.head import Head
 from esscher.errors.curve import QueryErrors, check_sampling, concatenate, side_by_side
 from esscher.errors.integral import (
     Family,
@@ -30,6 +31,7 @@ from esscher.errors.integral import (
     step_for,
 )
 from esscher.inputs import as_counts
+from esscher.measures.line import Line
 
 STEP, TOL = 0.28, 1e-13  # aliasing(0.28) is 3e-13
 ELEMENTS = 2**17  # of one temporary array: a megabyte
@@ -188,6 +190,16 @@ def error_from_nodes(
             found = side_by_side(list(columns))
         parts.append(found)
     return concatenate(parts)
+
+
+def line_nodes(head: Head, lines: Sequence[Line]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Scores, log-weights, values and extra variances of a law's nodes along one tilt."""
+    return (
+        torch.cat([line.scores for line in lines]),
+        torch.cat([line.log_weights for line in lines]),
+        head.values(torch.cat([line.means for line in lines])),
+        torch.cat([line.extra(head.V.double()) for line in lines]),
+    )
 
 
 def sources(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from esscher.errors import grid as deposit
 from esscher.errors.curve import ErrorCurve, QueryErrors, check_sampling, concatenate, merged
-from esscher.errors.keep_curve import keep_curve, low_rank_curve
+from esscher.errors.keep_curve import KeepErrors, low_rank_curve
 from esscher.errors.nodes import error_from_nodes
 from esscher.inputs import as_attention, as_count, as_counts, as_tensor
 from esscher.keep import Context, LowRank, parse
@@ -92,7 +92,7 @@ def exact_pool_curve(
             context = replace(context, choosers=Context.of(chosen_by, k, v, scale))
         if isinstance(rule, LowRank):
             return low_rank_curve(context, rule, n)
-        return keep_curve(context, rule, n, details=details)
+        return KeepErrors(context).curve(rule, n, details=details)
     for name, given in (("positions", positions), ("chosen_by", chosen_by)):
         if given is not None:
             raise ValueError(f"{name}: matters to a keep rule; give keep too, or leave {name} out")

@@ -13,7 +13,7 @@ import torch
 import esscher.keep as keep
 from esscher.errors.curve import QueryErrors
 from esscher.errors.doubling import doubling_errors
-from esscher.errors.keep_curve import keep_curve
+from esscher.errors.keep_curve import KeepErrors
 from esscher.errors.nodes import inclusion_error
 from esscher.keep.context import Context
 
@@ -125,7 +125,7 @@ def test_weights_so_far_apart_that_nodes_do_not_reach_are_not_answered_here_but_
         seen.attention, seen.near, seen.drift, seen.distance, kept.probability, None
     )
     assert known.tolist() == [False, True]
-    curve = keep_curve(seen, keep.Importance(p, reweight=False))
+    curve = KeepErrors(seen).curve(keep.Importance(p, reweight=False))
     assert curve.queries is not None
     np.testing.assert_allclose(curve.queries.mse, exact.mse, rtol=2e-4)
 
@@ -137,7 +137,7 @@ def test_all_queries_are_answered_in_the_end(text: str) -> None:
     for n in (20, 400) if rule.free else (None,):
         kept = rule.include(seen, n)
         exact = inclusion_error(seen.scores, seen.v, kept.probability, kept.weight)
-        curve = keep_curve(seen, rule, n, details=True)
+        curve = KeepErrors(seen).curve(rule, n, details=True)
         assert curve.queries is not None
         assert curve.queries.bias is not None
         np.testing.assert_allclose(curve.queries.mse, exact.mse, rtol=2e-4)
