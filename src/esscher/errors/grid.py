@@ -145,6 +145,7 @@ class DepositSource(Source):
         self.variance = self.spread.sum(1)
         self.log_first, self.log_pair = (self.mass @ first).log(), (self.mass @ pair).log()
         self.log_spread = (self.spread @ pair).clamp_min(0).log()
+        self.largest = torch.where(self.mass > 0, self.spread / self.mass, 0.0).amax(1)
         self._coarser: dict[int, DepositSource] = {}
 
     def coarser(self, times: int) -> DepositSource:

@@ -24,7 +24,8 @@ sums and products over the other keys:
 where no kept key counts as no error. Every functional is a sum over keys of a kernel of u = tau +
 score. Both errors are E[|sum e c|^2 t^2 exp(-tS)] dtau, an average of positive bumps of one shape:
 the trapezoid rule of step H is wrong by a relative 2 sum_k |Gamma(2 + 2 pi i k / H)| at most
-(Poisson summation), and what is cut off at both ends is bounded by ``above`` and ``below``.
+(Poisson summation). What is cut off at both ends is bounded by ``below`` and ``above``: beyond T
+it is E[|Gamma_n - Gamma|^2 (1 + TS) exp(-TS)] <= 2 max |c|^2 E exp(-TS/2).
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class Source(ABC):
     log_first: Tensor  # log E e, (m,)
     log_pair: Tensor  # log E e^2, (m,)
     log_spread: Tensor  # log E[e^2 (|c|^2 + b)], (m,)
+    largest: Tensor  # of |c|^2 + b, (m,)
     missing: float = 0.0  # weight of tokens that are not kept: e = 0
     span: float  # no score lies further below the anchor
     chunk: int  # nodes to ask for at once
@@ -179,13 +181,6 @@ def _replacement(u: Tensor, tau: Tensor) -> dict[str, tuple[str, Tensor]]:
     }
 
 
-def _replacement_tail(u: Tensor, tau: Tensor) -> dict[str, tuple[str, Tensor]]:
-    """int over t' > t of t' e^2 exp(-t'e) dt' = (1 + te) exp(-te)."""
-    grown = torch.exp(u.clamp(max=HIGHEST))
-    tail = (1 + grown) * torch.exp(-grown)
-    return {"square": ("spread", tail), "pair": ("mass", tail)}
-
-
 def replacement_errors(
     source: Source, n: Tensor, *, step: float, tol: float, details: bool = False
 ) -> QueryErrors:
@@ -207,7 +202,7 @@ class _Replacement:
         # log phi
         self.sums = n.new_zeros(m, 5, len(n))
         self.drift = n.new_zeros(m, width, len(n))
-        self.log_phi = n.new_zeros(m)  # at the last node added
+        self.log_phi = n.new_zeros(m)  # at half the t of the last node added, or before
 
     def add(self, tau: Tensor) -> None:
         f = self.source.contract(tau, _replacement)
@@ -222,7 +217,7 @@ class _Replacement:
         self.sums += rows @ power
         if self.details:
             self.drift += f["single"].transpose(0, 1) @ power
-        self.log_phi = log_phi[:, -1]
+        self.log_phi = log_phi[:, -1 - math.ceil(math.log(2) / self.step)]
 
     def _power(self, log_phi: Tensor) -> Tensor:
         """phi^(n-1)."""
@@ -233,10 +228,8 @@ class _Replacement:
         return torch.stack([self.n * square + self.n * (self.n - 1) * cross, self.n * pair])
 
     def above(self, tau: float) -> Tensor:
-        """The cross term is below (n - 1) times the other, by Cauchy-Schwarz; phi only falls."""
-        f = self.source.contract(self.n.new_full((1,), tau), _replacement_tail)
-        power = self.n * self._power(self.log_phi)
-        return torch.stack([self.n * power * f["square"], power * f["pair"]])
+        chance = 2 * torch.exp((self.log_phi[:, None] * self.n).clamp_min(LEAST))
+        return torch.stack([chance * self.source.largest[:, None], chance])
 
     def below(self, tau: float) -> Tensor:
         """E[|sum e c|^2 t^2 exp(-tS)] <= t^2 n E[e^2 |c|^2], because E[e c] = 0."""
@@ -273,8 +266,7 @@ class SureKeys:
     total: Tensor  # of e, (m,)
     pair: Tensor  # of e^2, (m,)
     vector: Tensor  # of e c, (m, d)
-    spread: Tensor  # of |c|^2, (m,)
-    count: Tensor  # (m,)
+    largest: Tensor  # |c|^2, (m,)
 
     @classmethod
     def of(
@@ -293,21 +285,20 @@ class SureKeys:
             total=total,
             pair=e.square().sum(1),
             vector=e @ v - total[:, None] * limit,
-            spread=torch.where(sure, distance.square(), 0.0).sum(1),
-            count=sure.sum(1).double(),
+            largest=torch.where(sure, distance.square(), 0.0).amax(1),
         )
 
     @classmethod
     def none(cls, limit: Tensor) -> SureKeys:
         zero = torch.zeros_like(limit[:, 0]) if limit.shape[1] else limit.sum(1)
-        return cls(zero, zero, zero, torch.zeros_like(limit), zero, zero)
+        return cls(zero, zero, zero, torch.zeros_like(limit), zero)
 
 
 def _kernels_of_kept(
     p: float | Tensor, q: float | Tensor, slope: bool
-) -> tuple[Family, Family, Family, float]:
-    """Kernels of the integrals, of their tails above and below, and the tau up to which the vector
-    is in its early form. ``p``: one probability, or (m, 1, N); ``q``: 1 - p.
+) -> tuple[Family, Family, float]:
+    """Kernels of the integrals and of their tails below, and the tau up to which the vector is in
+    its early form. ``p``: one probability, or (m, 1, N); ``q``: 1 - p.
 
     p (1-p) eps^2 x / D^2 is g eps - g^2 without the cancellation that would spoil it near p = 1.
     With B = M + sum_j p_j eps_j c_j, which vanishes where keys are reweighted by 1/p, M + sum_j g_j
@@ -317,9 +308,6 @@ def _kernels_of_kept(
     most = float(q.max()) if isinstance(q, Tensor) else q
     early = math.log(math.log((1 + most) / most))
 
-    def log_d(lost: Tensor, d: Tensor) -> tuple[str, Tensor]:
-        return "mass", torch.where(p * lost > -0.5, torch.log1p(p * lost), d.log())
-
     def inside(u: Tensor, tau: Tensor) -> dict[str, tuple[str, Tensor]]:
         grown = torch.exp(u.clamp(max=HIGHEST))
         x, lost = torch.exp(-grown), torch.expm1(-grown)
@@ -328,7 +316,7 @@ def _kernels_of_kept(
         pair = term * grown * x
         single = term * torch.where(tau <= early, q * lost, x)
         found = {
-            "log_d": log_d(lost, d),
+            "log_d": ("mass", torch.where(p * lost > -0.5, torch.log1p(p * lost), d.log())),
             "pair": ("mass", pair),
             "square": ("spread", q * pair / d),
             "single": ("value", single),
@@ -341,23 +329,13 @@ def _kernels_of_kept(
             found["dsingle"] = ("value", torch.where(tau <= early, dearly, single / d))
         return found
 
-    def above(u: Tensor, tau: Tensor) -> dict[str, tuple[str, Tensor]]:
-        """At t/2: E[|Gamma_keep - Gamma|^2 (1 + tS) exp(-tS)] <= 2 P(t/2) times a sum of |c|^2:
-        sure keys, and others times p x / D.
-        """
-        half = torch.exp(u.clamp(max=HIGHEST)) / 2
-        x, lost = torch.exp(-half), torch.expm1(-half)
-        d = q + p * x
-        kept = p * x / d
-        return {"log_d": log_d(lost, d), "square": ("spread", kept), "pair": ("mass", kept)}
-
     def below(u: Tensor, tau: Tensor) -> dict[str, tuple[str, Tensor]]:
         """What square and pair are over t^2 as t goes to 0; and of E S."""
         grown = torch.exp(u.clamp(max=HIGHEST))
         pair = p * grown * grown
         return {"square": ("spread", q * pair), "pair": ("mass", pair), "mean": ("mass", p * grown)}
 
-    return inside, above, below, early
+    return inside, below, early
 
 
 _kernels_of_share = lru_cache(maxsize=64)(_kernels_of_kept)  # a grid remembers their samples
@@ -402,19 +380,20 @@ class _Kept:
         self,
         source: Source,
         keys: Tensor,
-        kernels: tuple[Family, Family, Family, float],
+        kernels: tuple[Family, Family, float],
         sure: SureKeys,
         first: Tensor,
         step: float,
         slope: bool,
     ) -> None:
         self.source, self.keys, self.sure, self.first = source, keys, sure, first
-        self.inside, self.outside, start, self.early = kernels
+        self.inside, start, self.early = kernels
         self.step, self.slope = step, slope
         self.sums = first.new_zeros(3, len(first))
         self.drift = torch.zeros_like(first)
-        self.moves = bool(sure.count.any() or first.any())
+        self.moves = bool(sure.total.any() or first.any())
         self.bottom = math.inf  # the lowest node added
+        self.chance = first.new_ones(len(first))  # at half the t of the last node added, or before
         f = source.contract(self.sums.new_zeros(1), start)
         square = first.square().sum(1) + (keys * f["square"])[:, 0]
         pair = (2 * sure.log_unit).exp() * sure.pair + (keys * f["pair"])[:, 0]
@@ -426,7 +405,9 @@ class _Kept:
         keys, sure = self.keys, self.sure
         f = self.source.contract(tau, self.inside)
         t = (tau + sure.log_unit[:, None]).clamp(max=HIGHEST).exp()  # in units of the sure keys
-        chance = (keys * f["log_d"] - t * sure.total[:, None]).clamp_min(LEAST).exp() * self.step
+        chance = (keys * f["log_d"] - t * sure.total[:, None]).clamp_min(LEAST).exp()
+        self.chance = chance[:, -1 - math.ceil(math.log(2) / self.step)]
+        chance = chance * self.step
         early = tau <= self.early
         x = f["single"].mul_(keys)
         if self.moves:
@@ -446,12 +427,8 @@ class _Kept:
         return self.sums[:2]
 
     def above(self, tau: float) -> Tensor:
-        f = self.source.contract(self.sums.new_full((1,), tau), self.outside)
-        keys, sure = self.keys[:, 0], self.sure
-        t = (tau + sure.log_unit).clamp(max=HIGHEST).exp()
-        log_chance = (keys * f["log_d"][:, 0] - t / 2 * sure.total).clamp_min(LEAST)
-        rest = torch.stack([f["square"][:, 0], f["pair"][:, 0]])
-        return 2 * log_chance.exp() * (torch.stack([sure.spread, sure.count]) + keys * rest)
+        largest = torch.maximum(self.source.largest, self.sure.largest)
+        return 2 * self.chance * torch.stack([largest, torch.ones_like(largest)])
 
     def below(self, tau: float) -> Tensor:
         """E[|sum eps c|^2 t^2 exp(-tS)] <= t^2 (|B|^2 + sum_j p_j (1-p_j) eps_j^2 |c_j|^2)."""

@@ -75,7 +75,7 @@ class KeySource(Source):
         found = cls(score, mass, mass * square, mass[:, None, :] * c)
         found.limit = shift[:, 0] + drift[:, :, 0]
         found.mean, found.variance = found.value.sum(2), found.spread.sum(1)
-        found.log_first = log_tilt
+        found.log_first, found.largest = log_tilt, torch.where(inside, square, 0.0).amax(1)
         found.log_pair = torch.logsumexp(log_weights + 2 * score, 1)
         found.log_spread = torch.logsumexp(log_weights + 2 * score + square.log(), 1)
         return found
@@ -119,7 +119,7 @@ class _WideSource(Source):
         self.under = [pad(x.flip(-1).cumsum(-1).flip(-1), (0, 1)) for x in self.channels]
         self.limit, self.mean, self.variance = keys.limit, keys.mean, keys.variance
         self.log_first, self.log_pair = keys.log_first, keys.log_pair
-        self.log_spread, self.missing = keys.log_spread, keys.missing
+        self.log_spread, self.largest, self.missing = keys.log_spread, keys.largest, keys.missing
         self.span = float(-self.score[-1])
 
     def contract(self, tau: Tensor, family: Family) -> dict[str, Tensor]:
@@ -296,6 +296,7 @@ def _included(s: Tensor, v: Tensor, p: Tensor, w: Tensor | None, tol: float) -> 
     score = score - anchor
     source = KeySource(score, torch.ones_like(score), distance[:, chance].square(), c)
     source.limit, source.log_first = limit, score.logsumexp(1)
+    source.largest = distance[:, chance].square().amax(1)
     first = (c @ (own * score.exp())[:, :, None])[:, :, 0]
     first = first + sure.log_unit.exp()[:, None] * sure.vector
     keys, each = torch.ones_like(limit[:, 0]), own[:, None]

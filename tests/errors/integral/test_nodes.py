@@ -305,11 +305,13 @@ def test_simulation() -> None:
 
 
 def test_gamma_tail_is_what_the_upper_bound_uses() -> None:
-    """int over t > T of t e^2 exp(-te) dt = (1 + Te) exp(-Te), the kernel that bounds what is cut
-    off above.
+    """int over t > T of t e^2 exp(-te) dt = (1 + Te) exp(-Te) <= 2 exp(-Te/2), which bounds what is
+    cut off above.
     """
     x = np.array([0.1, 1.0, 7.0])
     np.testing.assert_allclose((1 + x) * np.exp(-x), gammaincc(2, x), rtol=1e-13)
+    x = np.linspace(0, 50, 1001)
+    assert (gammaincc(2, x) <= 2 * np.exp(-x / 2)).all()
 
 
 def _tensors(scores: np.ndarray, values: np.ndarray) -> tuple[torch.Tensor, ...]:
