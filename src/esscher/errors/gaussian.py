@@ -254,7 +254,7 @@ class GaussianError:
     df2_dlogn: Floats
 
 
-def gaussian_error(n: Any, s: Any) -> tuple[Floats, Floats]:
+def gaussian_error(n: Any, s: Any) -> tuple[Any, Any]:
     """Mean squared error of attention on n Gaussian tokens, along the tilt (f1) and across it (f2).
 
         f1(n, s) = E (sum_j p_j (g_j - s))^2,
@@ -267,7 +267,7 @@ def gaussian_error(n: Any, s: Any) -> tuple[Floats, Floats]:
     every dimension.
 
     ``n``: numbers of tokens, whole, from 1 to 2^53; ``s``: standard deviations of the score, from 0
-    to ``S_MAX``; they broadcast. Numpy numbers in float64, relative error below 1e-12.
+    to ``S_MAX``; they broadcast. Numpy numbers or arrays in float64, relative error below 1e-12.
     """
     value = gaussian_error_slopes(n, s)
     return value.f1[()], value.f2[()]
@@ -326,8 +326,8 @@ def _broadcast(n: Any, s: Any) -> tuple[Floats, Floats]:
     return counts, deviations
 
 
-# ---- Softmax attention on n Gaussian tokens and one known key: the integrals of
-# ``gaussian_rule`` with one factor more.
+# ---- Softmax attention on n Gaussian tokens and one known key: the same integrals with one factor
+# more.
 
 COLUMNS_SURE = 5  # f1, f2, q1, q2, c
 APART = 32.0  # exp(-32) = 1e-14

@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from scipy.optimize import brentq
 from torch import Tensor
 
 from esscher.attention.head import Head
@@ -212,19 +213,24 @@ def _cut_lines(measure: Measure, theta: Tensor, top: float) -> tuple[list[Line],
     if not 0.0 < top < 1.0:
         return whole, -np.inf if top == 1.0 else np.inf
     low, high = (float(edge) for edge in torch.aminmax(torch.cat([line.scores for line in whole])))
-    width = high - low
-    low, high = low - 1.0 - width, high + 1.0 + width
-    for _ in range(200):
-        middle = 0.5 * (low + high)
-        if not low < middle < high:
-            break
-        above = (measure.score_tail(theta, middle) or 0.0) > top
-        low, high = (middle, high) if above else (low, middle)
-    if abs((measure.score_tail(theta, high) or 0.0) / top - 1.0) > 1e-6:
+    width = 1.0 + high - low
+
+    def tail(score: float) -> float:
+        return measure.score_tail(theta, score) or 0.0
+
+    edge = brentq(
+        lambda score: tail(score) - top,
+        low - width,
+        high + width,
+        xtol=1e-15 * width,
+        rtol=1e-15,
+        maxiter=1000,
+    )
+    if abs(tail(edge) / top - 1.0) > 1e-6:
         return None
-    lines = measure.pieces(theta, high)
+    lines = measure.pieces(theta, edge)
     assert lines is not None
-    return lines, high
+    return lines, edge
 
 
 # ---- Any rule: contexts drawn from the law.
