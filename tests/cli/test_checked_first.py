@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from esscher.hf import loading
-from esscher.probe import job
 from esscher.runs import load_run
 from tests.cli.commands import run
 from tests.models.probe_runs import save_tiny
@@ -115,7 +114,6 @@ def test_a_run_whose_text_is_gone_and_a_folder_of_another_run(
     (folder / "done" / "heads.parquet").unlink()
     (folder / "gone.txt").unlink()
     monkeypatch.setattr(loading, "_weights", None)  # calling it would be a TypeError
-    monkeypatch.setattr(job, "_latest", None)  # as in a new process
     code, _, err = run(["resume", "done"], capsys)
     assert (code, len(err.splitlines())) == (2, 1)
     assert "gone.txt: cannot be read" in err

@@ -37,9 +37,6 @@ from esscher.probe.session import FEWEST, OBJECT, Session, open_session
 from esscher.probe.spec import SMALLEST, ProbeSpec, check_ladder, read_settings
 from esscher.probe.statistic import LayerInfo
 from esscher.probe.statistics import check_registered, statistics_of
-from esscher.probe.statistics.errors import check_scales
-from esscher.probe.statistics.frontier import check_rules
-from esscher.probe.statistics.weights import check_dispersion
 from esscher.runs import Job, Run, Shard, Unit, execute, watched
 from esscher.runs.run import refuse_foreign
 
@@ -56,16 +53,14 @@ def check_asked(session: Session) -> None:
             " a longer text, or longer windows (--window)"
         )
     check_ladder(spec, most)
-    for check in (check_rules, check_dispersion, check_scales):
-        check(session)
     if spec.moments:
         from esscher.probe.moments import check_moments  # a usual probe has none
 
         check_moments(session)
-    if session.own or len(session.parts) == 1:
-        return
+    in_parts = not session.own and len(session.parts) > 1
     for statistic in statistics_of(spec):
-        if not statistic.streams and statistic.columns(spec):
+        statistic.check(session)
+        if in_parts and not statistic.streams and statistic.columns(spec):
             raise ValueError(
                 f"statistics: {statistic.name} reads all keys at once, and the corpus comes in"
                 f" {len(session.parts)} parts; raise --part, or let it stream (init, update, merge)"

@@ -327,6 +327,9 @@ class Statistic:
         """Columns of the long tables it adds rows to, ``layer`` and ``head`` among them."""
         return {}
 
+    def check(self, session: Session) -> None:
+        """ValueError where the model and the text cannot give it; before weights are read."""
+
     def measure(self, head: HeadView) -> Numbers:
         """Numbers of each query from all of its keys. ValueError: the head cannot be measured."""
         return self.reduce(self.update(self.init(head), head), head)

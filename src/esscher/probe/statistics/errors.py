@@ -335,6 +335,14 @@ class Scales(Statistic):
     def tables(self, spec: ProbeSpec) -> dict[str, tuple[Column, ...]]:
         return {"scales": scale_columns(spec)} if spec.scales else {}
 
+    def check(self, session: Session) -> None:
+        """Refuse scales where the states of several parts would be stored."""
+        if session.spec.scales and not session.own and len(session.parts) > 1:
+            raise ValueError(
+                f"scale: every scale has grids of its own, and the corpus of {session.keys} tokens"
+                " comes in parts; lower --max-tokens, raise --part, or use --pool sequence"
+            )
+
     def init(self, head: HeadView) -> Scaled:
         grid = deposit.choose_grid(head.queries.dtype, Draws.sampling)
         empty = {str(x): deposit.init(len(head.kept), grid, head.center) for x in head.spec.scales}
@@ -379,15 +387,6 @@ class Scales(Statistic):
                 }
             )
         return Result({}, {"scales": pd.DataFrame(rows)} if rows else {})
-
-
-def check_scales(session: Session) -> None:
-    """Refuse scales where the states of several parts would be stored."""
-    if session.spec.scales and not session.own and len(session.parts) > 1:
-        raise ValueError(
-            f"scale: every scale has grids of its own, and the corpus of {session.keys} tokens"
-            " comes in parts; lower --max-tokens, raise --part, or use --pool sequence"
-        )
 
 
 # ---- columns

@@ -61,6 +61,9 @@ class Frontier(Statistic):
 
     name = "frontier"
 
+    def check(self, session: Session) -> None:
+        check_rules(session)
+
     def columns(self, spec: ProbeSpec) -> tuple[Column, ...]:
         if not spec.compared:
             return ()

@@ -354,6 +354,38 @@ class Dispersion(Statistic):
     def tables(self, spec: ProbeSpec) -> dict[str, tuple[Column, ...]]:
         return {"dispersion": DISPERSION}
 
+    def check(self, session: Session) -> None:
+        """Refuse a temperature that is not above 0 at some n, and a planted key that some query
+        does not see.
+        """
+        spec, places = session.spec, session.queries.positions
+        most = max(session.most_keys(layer) for layer in session.layers)
+        factors(spec.temperature, np.array([BELOW[0], most]))
+        if spec.planted is None:
+            return
+        if not session.own:
+            raise ValueError(
+                "planted: a key has a place in a query's own context; use --pool sequence, or leave"
+                " --planted out"
+            )
+        real = (~session.windows.padding).sum(axis=1)[session.queries.windows]
+        for layer in session.layers:
+            shape, seen = session.loaded.shapes[layer], session.seen_keys(layer)
+            reach = real if shape.window is None else np.full_like(real, shape.window)
+            low, high = np.maximum(places - reach, 0), np.minimum(places + reach, real - 1)
+            if shape.causal:
+                low, high = places - seen + 1, places
+            unseen = np.flatnonzero(
+                ((spec.planted < low) | (spec.planted > high)) & (seen >= FEWEST)
+            )
+            if unseen.size:
+                i = int(unseen[0])
+                raise ValueError(
+                    f"planted: expected a position that every query sees, got {spec.planted}; in"
+                    f" layer {layer} the query at position {places[i]} sees those from {low[i]} to"
+                    f" {high[i]}"
+                )
+
     def init(self, head: HeadView) -> Scores:
         """The grid is so fine that it can be read at every temperature of the ladder."""
         m, device, grid = len(head.kept), head.values.device, GRID
@@ -511,36 +543,6 @@ def _positions(found: Numbers) -> pd.DataFrame:
             "origin": POSITION,
         }
     )
-
-
-def check_dispersion(session: Session) -> None:
-    """Refuse a temperature that is not above 0 at some n, and a planted key that some query does
-    not see.
-    """
-    spec, places = session.spec, session.queries.positions
-    most = max(session.most_keys(layer) for layer in session.layers)
-    factors(spec.temperature, np.array([BELOW[0], most]))
-    if spec.planted is None:
-        return
-    if not session.own:
-        raise ValueError(
-            "planted: a key has a place in a query's own context; use --pool sequence, or leave"
-            " --planted out"
-        )
-    real = (~session.windows.padding).sum(axis=1)[session.queries.windows]
-    for layer in session.layers:
-        shape, seen = session.loaded.shapes[layer], session.seen_keys(layer)
-        reach = real if shape.window is None else np.full_like(real, shape.window)
-        low, high = np.maximum(places - reach, 0), np.minimum(places + reach, real - 1)
-        if shape.causal:
-            low, high = places - seen + 1, places
-        unseen = np.flatnonzero(((spec.planted < low) | (spec.planted > high)) & (seen >= FEWEST))
-        if unseen.size:
-            i = int(unseen[0])
-            raise ValueError(
-                f"planted: expected a position that every query sees, got {spec.planted}; in layer"
-                f" {layer} the query at position {places[i]} sees those from {low[i]} to {high[i]}"
-            )
 
 
 # ---- columns
