@@ -29,36 +29,20 @@ def probed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_json_has_heads_caches_and_totals(probed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_caches_and_totals(probed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(["budget", str(probed), "--epsilon", ".1", "--json"], capsys)
     assert (code, err) == (0, "")
-    rows = json.loads(out)
-    assert "heads" not in rows  # rows are key-value heads
-    code, out, err = run(
-        ["budget", str(probed), "--epsilon", ".1", "--by", "head", "--json"], capsys
-    )
-    assert (code, err) == (0, "")
     found = json.loads(out)
-    assert found["caches"] == rows["caches"]
     assert (found["rule"], found["epsilon"], found["total"], found["window"]) == (
         "random",
         0.1,
         None,
         64,
     )
-    assert [(row["layer"], row["head"], row["kv_head"]) for row in found["heads"]] == [
-        (1, 0, 0),
-        (1, 1, 0),
-        (1, 2, 1),
-        (1, 3, 1),
-    ]
     assert [(row["layer"], row["kv_head"], row["heads"]) for row in found["caches"]] == [
         (1, 0, 2),
         (1, 1, 2),
     ]
-    keys = {row["head"]: row["keys"] for row in found["heads"]}
-    for row, own in zip(found["caches"], [(keys[0], keys[1]), (keys[2], keys[3])], strict=True):
-        assert min(own) <= row["keys"] <= max(own)
     totals = {row["split"]: row for row in found["totals"]}
     assert set(totals) == {"each head its own", "uniform", "best split"}
     for row in totals.values():
@@ -68,17 +52,17 @@ def test_json_has_heads_caches_and_totals(probed: Path, capsys: pytest.CaptureFi
     assert totals["best split"]["keys"] <= totals["uniform"]["keys"]
 
 
-def test_tables_by_head_and_by_cache(probed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_of_caches(probed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(["budget", str(probed)], capsys)
     assert code == 0
     assert "keys of each kv head" in out
     assert "best split" in out
     assert len(out.splitlines()) <= 12
-    code, by_head, _ = run(["budget", str(probed), "--by", "head", "--epsilon", "0.2"], capsys)
+    code, out, _ = run(["budget", str(probed), "--epsilon", "0.2"], capsys)
     assert code == 0
-    rows = [line.split()[:2] for line in by_head.splitlines() if line.startswith("    1 ")]
-    assert sorted(rows) == [["1", str(head)] for head in range(4)]
-    assert "20.0%" in by_head
+    rows = [line.split()[:2] for line in out.splitlines() if line.startswith("    1 ")]
+    assert sorted(rows) == [["1", str(head)] for head in range(2)]
+    assert "20.0%" in out
 
 
 def test_a_total_is_split(probed: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,10 +76,9 @@ def test_a_total_is_split(probed: Path, capsys: pytest.CaptureFixture[str]) -> N
     # nothing is said of an error that nobody asked for
     assert set(totals) == {"uniform", "best split"}
     assert found["epsilon"] is None
-    for by in ("kv", "head"):
-        code, out, _ = run(["budget", str(probed), "--total", "200", "--by", by], capsys)
-        assert code == 0
-        assert out.startswith("random for 200 keys in all keeps of the cache: uniform ")
+    code, out, _ = run(["budget", str(probed), "--total", "200"], capsys)
+    assert code == 0
+    assert out.startswith("random for 200 keys in all keeps of the cache: uniform ")
 
 
 def test_a_run_of_the_corpus_has_random_keys_alone(
@@ -121,13 +104,13 @@ def test_a_run_of_the_corpus_has_random_keys_alone(
         (["--epsilon", "-1"], "epsilon"),
         (["--epsilon", "nan"], "epsilon"),
         (["--epsilon", "much"], "--epsilon"),
-        (["--by", "layer"], "--by: expected head or kv"),
-        (["--total", "200", "--epsilon", ".1"], "expected an error or a total"),
+        (["--total", "200", "--epsilon", ".1"], "expected one of an error, a total and a loss"),
+        (["--kl", "0.05"], "has no losses in nats: no keep rules were compared"),
         (["--rule", "best"], "no rule 'best' in 'best'; rules: adaptive"),
         (["--export", "xml"], "--export: expected json, yaml, kvpress, got 'xml'"),
         (["--out", "x.json"], "--out: it names the file of --export"),
         (["--export", "json", "--json"], "--json"),
-        (["--export", "kvpress", "--total", "200"], "leave --epsilon and --total out"),
+        (["--export", "kvpress", "--total", "200"], "leave --epsilon, --total and --kl out"),
         (["--total", "5"], "total: expected between 32"),
         (["--total", "100000"], "total: expected between 32"),
     ],

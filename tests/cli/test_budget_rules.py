@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import esscher as es
-from esscher.probe.budget import budget_table, gradients_of, prune_ratios, rule_budget
+from esscher.probe.budget import budget_table, prune_ratios, rule_budget
 from tests.cli.commands import run
 from tests.models.frontiers import KEYS, frontier, frontier_run
 from tests.models.probe_runs import few_texts, tiny_model
@@ -40,7 +40,7 @@ def test_the_budget_of_a_rule(probed: Path, capsys: pytest.CaptureFixture[str]) 
     assert any(
         line.startswith("uniform ") and worst["worst_head"] in line for line in out.splitlines()
     )
-    code, out, _ = run(["budget", str(probed), "--rule", "heavy", "--by", "head", "--json"], capsys)
+    code, out, _ = run(["budget", str(probed), "--rule", "heavy", "--json"], capsys)
     found = json.loads(out)
     assert code == 0
     assert (found["rule"], found["epsilon"], found["text"], found["window"]) == (
@@ -49,14 +49,13 @@ def test_the_budget_of_a_rule(probed: Path, capsys: pytest.CaptureFixture[str]) 
         "prose.txt",
         512,
     )
-    assert [row["keys"] for row in found["heads"]] == want.heads["keys"].tolist()
     assert [row["keys"] for row in found["caches"]] == want.caches["keys"].tolist()
 
 
 def test_a_total_is_not_headed_by_an_error(
     probed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for arguments in (["--rule", "heavy"], ["--rule", "heavy", "--by", "head"], []):
+    for arguments in (["--rule", "heavy"], []):
         code, out, _ = run(["budget", str(probed), "--total", "300", *arguments], capsys)
         assert code == 0
         assert "300 keys in all" in out.splitlines()[0]
@@ -75,7 +74,6 @@ def test_without_a_rule_every_rule_is_named_with_its_total(
     assert summary.startswith(
         f"For an error of 10.0%: heavy keeps {best['ratio']:.1%} of the cache in its best split"
     )
-    assert "heads count alike (no gradients in this run)" in summary
     assert header.split()[:3] == ["keep", "rule", "chosen"]
     # the smallest cache first, rules that choose for each query last
     assert lines[0].split()[:2] == ["heavy", "once"]
@@ -152,6 +150,60 @@ def test_a_rule_of_each_query_says_that_the_cache_holds_all(
     ],
 )
 def test_bad_input(
+    probed: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(["budget", str(probed), *arguments], capsys)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert len(err.strip().splitlines()) == 1
+
+
+# ---- losses in nats
+
+
+def test_the_smallest_cache_for_a_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = frontier_run(tmp_path / "run", frontier(nats=True)).path
+    asked = ["budget", str(path), "--kl", "0.05"]
+    code, out, err = run(asked, capsys)
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert len(lines) <= 12
+    assert lines[0].startswith("For a predicted KL of 0.05 nats: heavy keeps ")
+    assert f"Next: esscher budget {path} --kl 0.05 --rule NAME" in " ".join(lines)
+    rows = json.loads(run([*asked, "--json"], capsys)[1])
+    assert (rows["kl"], rows["epsilon"], rows["total"]) == (0.05, None, None)
+    by = {(row["rule"], row["split"]): row for row in rows["rules"]}
+    assert {("heavy", split) for split in ("uniform", "one cut", "best split")} <= by.keys()
+    for row in by.values():
+        assert row["nats_low"] < row["nats"] <= 0.05 * (1 + 1e-3) < row["nats_high"]
+        assert not row["beyond"]
+    code, out, _ = run([*asked, "--rule", "heavy"], capsys)
+    assert code == 0
+    assert out.startswith("heavy for a predicted KL of 0.05 nats keeps of the cache: uniform ")
+    assert len(out.splitlines()) <= 12
+    found = json.loads(run([*asked, "--rule", "heavy", "--json"], capsys)[1])
+    want = rule_budget(frontier(nats=True), "heavy", kl=0.05)
+    assert [row["nats"] for row in found["caches"]] == want.caches["nats"].tolist()
+    record = json.loads(run([*asked, "--rule", "heavy", "--export", "json"], capsys)[1])
+    assert (record["kl"], record["split"]) == (0.05, "best split")
+    assert [row["keys"] for row in record["caches"]] == want.caches["keys"].tolist()
+    out = run(["budget", str(path), "--kl", "0.5"], capsys)[1]
+    assert "beyond" in out  # the second order
+    assert "yes" in out or "True" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--kl", "0.05"], "has no losses in nats: it was made before probes had any"),
+        (["--kl", "0"], "kl: expected a finite number above 0"),
+        (["--kl", "-1"], "kl: expected a finite number above 0"),
+        (["--kl", "nan"], "kl: expected"),
+        (["--kl", "0.1", "--epsilon", "0.1"], "expected one of an error, a total and a loss"),
+        (["--rule", "heavy", "--kl", "0.1", "--export", "kvpress"], "and --kl out"),
+    ],
+)
+def test_losses_that_cannot_be_told(
     probed: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, err = run(["budget", str(probed), *arguments], capsys)
@@ -252,11 +304,13 @@ def test_a_model_whose_heads_share_keys(tmp_path: Path, capsys: pytest.CaptureFi
     )
     about, totals = stored.table("about").iloc[0], stored.table("budget")
     assert len(totals) == 2 * 3 * 3
-    weights = gradients_of(stored.table("heads"))
-    assert weights is not None
     asked: list[tuple[float | None, int | None]] = [(e, None) for e in (0.05, 0.1, 0.2)]
-    pd.testing.assert_frame_equal(totals, budget_table(stored.table("frontier"), asked, weights))
-    assert all(column.help and column.label for column in stored.columns("budget").values())
+    pd.testing.assert_frame_equal(totals, budget_table(stored.table("frontier"), asked))
+    for table in ("budget", "frontier", "nats", "fisher"):
+        assert all(column.help and column.label for column in stored.columns(table).values())
+    losses = run(["budget", str(stored.path), "--kl", "0.001", "--json"], capsys)[1]
+    for row in json.loads(losses)["rules"]:
+        assert 0 < row["nats"] <= 0.001 * (1 + 1e-3) or row["ratio"] == 1.0
     array = json.loads(
         run(["budget", str(stored.path), "--rule", "heavy", "--export", "kvpress"], capsys)[1]
     )

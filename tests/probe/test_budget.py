@@ -15,19 +15,18 @@ import pandas as pd
 import pytest
 import yaml
 
+from esscher.intervals import mean_interval
 from esscher.probe.budget import (
     as_bytes,
     budget_of,
     budget_record,
     budget_table,
     find_rule,
-    gradients_of,
-    head_weights,
+    nats_table,
     per_query,
     prune_ratios,
     random_frontier,
     rule_budget,
-    split_weights,
 )
 from esscher.runs import Run
 from tests.models.frontiers import CONSTANTS, KEYS, SHARES, frontier, frontier_run, one_head_a_layer
@@ -43,7 +42,7 @@ def needed(square: float, epsilon: float) -> float:
 
 
 @pytest.mark.parametrize("epsilon", [0.05, 0.1, 0.3])
-def test_keys_of_caches_and_heads(epsilon: float) -> None:
+def test_keys_of_caches(epsilon: float) -> None:
     found = rule_budget(frontier(), "heavy", epsilon)
     assert [(row.layer, row.kv_head) for row in found.caches.itertuples()] == PLACES
     for row, squares in zip(found.caches.itertuples(), 0.25 * SQUARES, strict=True):
@@ -55,9 +54,6 @@ def test_keys_of_caches_and_heads(epsilon: float) -> None:
         assert row.q95 == pytest.approx(
             2 * math.sqrt(squares.max() * (1 / row.keys - 1 / KEYS)), rel=1e-6
         )
-    for row in found.heads.itertuples():
-        square = 0.25 * CONSTANTS[row.layer, row.head] ** 2
-        assert row.keys == pytest.approx(needed(square, epsilon), abs=2e-3)
 
 
 def test_layers_that_hold_different_numbers_of_keys() -> None:
@@ -123,10 +119,6 @@ def test_the_best_split_of_a_total_follows_the_square_root_rule() -> None:
     )
     best = 0.25 * (roots.sum() ** 2 / 300 - SQUARES.sum() / KEYS) / SQUARES.size
     assert totals["error"]["best split"] == pytest.approx(math.sqrt(best), rel=1e-3)
-    for row in found.heads.itertuples():
-        assert (
-            row.keys == found.caches.set_index(["layer", "kv_head"])["keys"][row.layer, row.kv_head]
-        )
 
 
 def test_every_rule_in_one_table() -> None:
@@ -241,11 +233,8 @@ def squared(keys: Any) -> float:
 
 @pytest.mark.parametrize("epsilon", [0.05, 0.1, 0.3])
 def test_random_keys_of_a_corpus(epsilon: float) -> None:
-    """c sqrt(1/n - 1/N): what heads and caches need, and the totals."""
+    """c sqrt(1/n - 1/N): what caches need, and the totals."""
     found = rule_budget(random_frontier(*tables()), "random", epsilon)
-    for row in found.heads.itertuples():
-        square = RANDOM[row.layer, row.head] ** 2
-        assert row.keys == pytest.approx(max(1 / (epsilon**2 / square + 1 / POOL), 16), rel=1e-3)
     squares = [(1 + 4) / 2, (16 + 0.09) / 2, 1, (64 + 0.25) / 2]
     want = [max(1 / (epsilon**2 / square + 1 / POOL), 16) for square in squares]
     np.testing.assert_allclose(found.caches["keys"], want, rtol=1e-3)
@@ -389,74 +378,84 @@ def test_prune_ratios_need_every_layer_and_one_choice() -> None:
         prune_ratios(frontier(), "topk", 2, 2)
 
 
-def test_weights_move_keys_to_heads_that_the_model_feels() -> None:
-    """sum_h g_h^2 c_h^2 (1/n - 1/N) over caches is least where n goes with the root of the summed
-    g^2 c^2.
-    """
-    table = frontier()
-    sizes = (table["rms"] / table["relative"]).groupby([table["layer"], table["head"]]).median()
-    alike = rule_budget(table, "heavy", total=300)
-    same = rule_budget(
-        table, "heavy", total=300, weights={place: 3 / size for place, size in sizes.items()}
+# ---- losses in nats: a (1/n - 1/N) of each cache, a the sum of FELT c^2 / 4 over its heads
+
+
+LOSSES = (SQUARES * np.array([[4.0], [4.0], [0.25], [0.25]])).sum(1) / 4  # of heavy
+
+
+def test_a_total_goes_where_the_predicted_loss_is_least() -> None:
+    """sum a / n over caches is least where n goes with the root of a; also in kvpress's array."""
+    table = frontier(nats=True)
+    found = rule_budget(table, "heavy", total=300)
+    roots = np.sqrt(LOSSES)
+    assert np.allclose(found.caches["keys"], 300 * roots / roots.sum(), rtol=0.02)
+    losses = LOSSES * (1 / found.caches["keys"] - 1 / KEYS)
+    assert np.allclose(found.caches["nats"], losses, rtol=1e-3)
+    assert found.totals.set_index("split")["nats"]["best split"] == pytest.approx(
+        losses.sum(), rel=1e-3
     )
-    pd.testing.assert_frame_equal(same.caches, alike.caches)
-    felt = {
-        (layer, head): (2.0 if layer == 0 else 0.5) / sizes[layer, head]
-        for layer, head in sizes.index
-    }
-    found = rule_budget(table, "heavy", total=300, weights=felt).caches
-    roots = np.sqrt((SQUARES * np.array([[4.0], [4.0], [0.25], [0.25]])).sum(1))
-    assert np.allclose(found["keys"], 300 * roots / roots.sum(), rtol=0.02)
-    assert found["keys"].sum() == pytest.approx(300, abs=0.01)
-    array = prune_ratios(table, "heavy", 2, 2, felt)
-    assert (array[70] < prune_ratios(table, "heavy", 2, 2)[70])[0].all()  # layer 0 drops less
-    with pytest.raises(ValueError, match=r"weights: there is none of head 0\.1; measure all heads"):
-        rule_budget(table, "heavy", total=300, weights={(0, 0): 1.0})
+    array = prune_ratios(table, "heavy", 2, 2)
+    assert (array[70] < prune_ratios(frontier(), "heavy", 2, 2)[70])[0].all()  # layer 0 drops less
 
 
-def test_an_error_is_counted_as_the_split_counts_it() -> None:
-    """At an error the uniform and the best split have it with the heads' weights; in closed form of
-    the uniform one.
-    """
-    felt = {(layer, head): 2.0 if layer == 0 else 0.5 for layer, head in CONSTANTS}
-    totals = rule_budget(frontier(), "heavy", 0.1, weights=felt).totals.set_index("split")
-    assert totals["error"]["uniform"] == pytest.approx(0.1, rel=1e-3)
-    assert totals["error"]["best split"] == pytest.approx(0.1, rel=1e-3)
-    counts = np.array([4.0, 4.0, 0.25, 0.25]) / 2.125  # squared, of mean 1
-    uniform = 4 * needed(0.25 * float((SQUARES.mean(1) * counts).mean()), 0.1)
+@pytest.mark.parametrize("kl", [0.02, 0.1, 0.3])
+def test_the_fewest_keys_for_a_loss(kl: float) -> None:
+    found = rule_budget(frontier(nats=True), "heavy", kl=kl)
+    totals = found.totals.set_index("split")
+    assert list(totals.index) == ["uniform", "one cut", "best split"]
+    assert np.allclose(totals["nats"], kl, rtol=5e-3)
+    assert (totals["nats"] <= kl * (1 + 1e-3)).all()
+    uniform = 4 / (kl / LOSSES.sum() + 1 / KEYS)
     assert totals["keys"]["uniform"] == pytest.approx(uniform, rel=1e-3)
+    best = np.sqrt(LOSSES).sum() ** 2 / (kl + LOSSES.sum() / KEYS)
+    assert totals["keys"]["best split"] == pytest.approx(best, rel=0.01)
+    # one cut: caches of layer 0 keep ten times as many as those of layer 1
+    first, second = LOSSES[:2].sum(), LOSSES[2:].sum()
+    cut = 22 / 10 * (first + 10 * second) / (kl + LOSSES.sum() / KEYS)
+    if cut / 22 >= 2 and 10 * cut / 22 <= 0.6 * KEYS:  # within what was measured
+        assert totals["keys"]["one cut"] == pytest.approx(cut, rel=0.02)
+    assert totals["keys"]["best split"] <= totals["keys"].min() * (1 + 1e-3)
+    assert found.caches["nats"].sum() == pytest.approx(totals["nats"]["best split"])
+    assert (totals["beyond"] == (kl > 0.2)).all()
+    record = budget_record(found, ABOUT)
+    assert (record["kl"], record["epsilon"], record["total"]) == (kl, None, None)
+    assert [row["keys"] for row in record["caches"]] == found.caches["keys"].tolist()
 
 
-def test_a_run_is_split_by_its_own_gradients(tmp_path: Path) -> None:
-    """By default; --weights none, or a run without gradients: relative errors alike."""
-    felt = {(layer, head): 2.0 if layer == 0 else 0.5 for layer, head in CONSTANTS}
-    run, plain = frontier_run(tmp_path / "felt", gradients=felt), frontier_run(tmp_path / "plain")
-    assert gradients_of(run.table("heads")) == felt
-    assert gradients_of(plain.table("heads")) is None
-    assert gradients_of(run.table("heads").assign(gradient=[np.nan, *[1.0] * 7])) is None
-    assert split_weights(plain, None) == (None, "heads count alike (no gradients in this run)")
-    assert split_weights(run, None) == (felt, "heads count by the gradient of log p")
-    wanted = rule_budget(frontier(), "heavy", total=300, weights=felt)
-    alike = rule_budget(frontier(), "heavy", total=300)
-    pd.testing.assert_frame_equal(budget_of(run, total=300, rule="heavy").caches, wanted.caches)
-    pd.testing.assert_frame_equal(
-        budget_of(run, total=300, rule="heavy", weights="none").caches, alike.caches
-    )
-    pd.testing.assert_frame_equal(budget_of(plain, total=300, rule="heavy").caches, alike.caches)
-    with pytest.raises(
-        ValueError,
-        match=r"weights: .* has no table sensitivity; run esscher compress with --sensitivity",
-    ):
-        budget_of(run, total=300, rule="heavy", weights=str(plain.path))
+def test_the_interval_of_a_loss_is_over_windows() -> None:
+    totals = rule_budget(frontier(nats=True), "heavy", kl=0.1).totals
+    for row in totals.itertuples():
+        wanted = mean_interval(row.nats * np.array([0.5, 0.75, 1.75]), least=0.0)
+        assert (row.nats, row.nats_low, row.nats_high) == pytest.approx(wanted, rel=1e-9)
 
 
-def test_weights_are_gradients_of_a_compression_run() -> None:
-    heads = pd.DataFrame(
-        {
-            "layer": [0, 0, 0],
-            "head": [0, 0, 1],
-            "plain": [2.0, 1.0, 4.0],
-            "nats": [18.0, 12.5, 0.5],
-        }
-    )
-    assert head_weights(heads) == {(0, 0): 4.0, (0, 1): 0.25}
+def test_the_losses_of_a_model_at_every_share() -> None:
+    table = nats_table(frontier(nats=True))
+    rows = table[(table["rule"] == "heavy") & (table["split"] == "uniform")].set_index("share")
+    for share in (0.01, 0.1, 0.6):
+        loss = LOSSES.sum() * (1 / (share * KEYS) - 1 / KEYS)
+        assert rows["nats"][share] == pytest.approx(loss, rel=1e-3)
+        assert rows["ratio"][share] == pytest.approx(share, rel=1e-3)
+        assert rows["beyond"][share] == (loss > 0.2)
+    wide = table[table["rule"] == "heavy"].pivot(index="share", columns="split", values="nats")
+    assert (wide["best split"] <= wide["uniform"] * (1 + 1e-9)).all()
+    assert (wide["best split"] <= wide["one cut"] * (1 + 1e-3)).all()
+    assert set(table[table["rule"] == "random"]["split"]) == {"uniform", "best split"}
+    assert not len(nats_table(frontier()))
+
+
+def test_a_run_has_a_budget_for_a_loss(tmp_path: Path) -> None:
+    """Without a rule: the one whose cache is smallest, chosen once."""
+    run = frontier_run(tmp_path / "run", frontier(nats=True))
+    found = run.budget(kl=0.05)
+    assert found.rule == "heavy"
+    wanted = rule_budget(frontier(nats=True), "heavy", kl=0.05)
+    pd.testing.assert_frame_equal(found.caches, wanted.caches)
+    with pytest.raises(ValueError, match="kl: expected a finite number above 0"):
+        run.budget(kl=0)
+    with pytest.raises(ValueError, match=r"no losses in nats: .* run esscher probe again"):
+        frontier_run(tmp_path / "old").budget(kl=0.05)
+    encoder = frontier_run(tmp_path / "encoder", no_nats="BertModel has no language head")
+    with pytest.raises(ValueError, match="BertModel has no language head"):
+        encoder.budget(kl=0.05)

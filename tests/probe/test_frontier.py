@@ -16,6 +16,8 @@ import torch
 import esscher as es
 from esscher.errors.nodes import inclusion_error
 from esscher.hf.call import AttentionCall, causal_mask
+from esscher.hf.gradients import DRAWS
+from esscher.intervals import mean_interval
 from esscher.probe.pools import WindowQueries
 from esscher.probe.session import RuleQueries, Session
 from esscher.probe.spec import RULES, SHARES, ProbeSpec, kept_sizes
@@ -250,6 +252,100 @@ def test_random_keys_dropped_by_hand(measured: Any) -> None:
                 squared += errors.sum(1)
             squared /= sum(hand.queries for hand in hands)
             assert abs(row.rms**2 - float(squared.mean())) < 4 * float(squared.std()) / REPEATS**0.5
+
+
+# ---- in nats
+
+
+def metrics_by_hand(run: Any, window: int) -> torch.Tensor:
+    """(heads, width, width) of layer 1: no cache, no capture; a tap before the output projection,
+    and explicit sums over draws and places.
+    """
+    found = source(run)
+    model, heads = found.loaded.model, found.loaded.heads
+    ids = found.windows.ids[window][~found.windows.padding[window]].astype(np.int64)
+    places, taps = len(ids) // 4, []
+
+    def tap(module: Any, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        taps.append(torch.zeros_like(args[0], requires_grad=True))
+        return (args[0] + taps[0],)
+
+    gpt = model.config.model_type == "gpt2"
+    inner = model.transformer.h[1].attn.c_proj if gpt else model.model.layers[1].self_attn.o_proj
+    hook = inner.register_forward_pre_hook(tap)
+    logp = model(input_ids=torch.from_numpy(ids)[None]).logits[0, -places:].double().log_softmax(-1)
+    hook.remove()
+    generator = torch.Generator().manual_seed(found.spec.unit_seed({"window": window}))
+    total = 0.0
+    for _ in range(DRAWS):
+        drawn = torch.multinomial(logp.detach().exp(), 1, generator=generator)
+        (g,) = torch.autograd.grad(logp.gather(1, drawn).sum(), taps, retain_graph=True)
+        for one in g[0, -places:].double().view(places, heads, -1):
+            total += one[:, :, None] * one[:, None, :] / (places * DRAWS)
+    return total
+
+
+def test_nats_by_hand(measured: Any) -> None:
+    """Half of e'F e with explicit loops: sets of keys, and the same keys by chance, exactly and by
+    2000 draws (six comparisons at four standard errors).
+    """
+    name, run, of_heads = measured
+    table = run.table("frontier")
+    if name in ("bert", "mistral"):  # these come without a language head
+        assert table["nats"].isna().all()
+        assert "fisher" not in run.tables
+        assert "no language head" in run.table("about")["no_nats"][0]
+        return
+    windows = np.unique(source(run).queries.windows).tolist()
+    metrics = [metrics_by_hand(run, window) for window in windows]
+    generator = torch.Generator().manual_seed(5)
+    for head, hands in of_heads.items():
+        own = [metric[head] for metric in metrics]
+        stored = run.table("fisher").query(f"head == {head}").iloc[0]
+        factor = np.array(stored["factor"]).reshape(stored["rank"], stored["width"])
+        mean = (sum(own) / len(own)).numpy()
+        assert np.allclose(factor.T @ factor, mean, atol=1e-4 * np.abs(mean).max())
+        assert stored["trace"] == pytest.approx(np.trace(mean), rel=1e-4)
+        assert stored["share"] == pytest.approx(1.0)
+        assert 0 < stored["stderr"] < stored["trace"]
+        for rule in (*ONE_SET, *CHANCES):
+            for row in rows_of(run, head, rule).itertuples():
+                found = []
+                for hand, metric in zip(hands, own, strict=True):
+                    n = int(kept_sizes(hand.size)[SHARES.index(row.share)])
+                    found.append(nats_of(hand, rule, head, n, metric))
+                assert row.nats_windows == pytest.approx(found, rel=1e-3)
+                assert (row.nats, row.nats_low, row.nats_high) == pytest.approx(
+                    mean_interval(found, least=0.0), rel=1e-3, nan_ok=True
+                )
+        row = rows_of(run, head, "random").iloc[4]
+        for hand, metric, value in zip(hands, own, row["nats_windows"], strict=True):
+            n = int(kept_sizes(hand.size)[SHARES.index(row["share"])])
+            p, weights = hand.chances("random", n)[0], hand.weights[hand.rows(head)]
+            drawn = torch.rand(REPEATS, *weights.shape, generator=generator, dtype=torch.float64)
+            left = weights * (drawn < p[hand.rows(head)])
+            total = left.sum(2, keepdim=True)
+            errors = left @ hand.v / total.clamp_min(1e-300) - hand.limit[hand.rows(head)]
+            errors = torch.where(total > 0, errors, 0.0)
+            nats = torch.einsum("rmi,ij,rmj->r", errors, metric, errors) / (2 * hand.queries)
+            assert abs(value - float(nats.mean())) < 4 * float(nats.std()) / REPEATS**0.5
+
+
+def nats_of(hand: ByHand, rule: str, head: int, n: int, metric: torch.Tensor) -> float:
+    if rule in CHANCES:
+        p, weight = hand.chances(rule, n)
+        root = torch.linalg.cholesky(metric + 1e-9 * metric.trace() * torch.eye(len(metric)))
+        squares = inclusion_error(hand.scores, hand.v @ root, p, weight).mse[hand.rows(head), 0]
+        return float(squares.mean()) / 2
+    total = 0.0
+    for i in range(*hand.rows(head).indices(len(hand.weights))):
+        kept = hand.set_of(rule, i, n)
+        out = hand.weights[i, kept] @ hand.v[kept] / hand.weights[i, kept].sum()
+        error = (out - hand.limit[i]).tolist()
+        for a in range(len(error)):
+            for b in range(len(error)):
+                total += error[a] * float(metric[a, b]) * error[b] / 2
+    return total / hand.queries
 
 
 # ---- who chooses and who is judged

@@ -11,8 +11,7 @@ import torch
 
 import esscher as es
 from esscher.hf.gradients import DRAWS
-from esscher.probe.budget import budget_table, gradients_of
-from esscher.probe.pools import window_gradients
+from esscher.probe.pools import window_metric
 from esscher.runs import Run
 from tests.models.probe_runs import few_texts, save_tiny, source, tiny_model
 
@@ -73,21 +72,10 @@ def test_gradients_are_those_of_the_model(llama: Run) -> None:
         for layer, own in enumerate(squares):
             for head, square in enumerate(own.tolist()):
                 wanted.setdefault((layer, head), []).append(square)
-    known = gradients_of(llama.table("heads"))
-    assert known is not None
+    known = llama.table("heads").set_index(["layer", "head"])["gradient"].to_dict()
     assert known.keys() == wanted.keys()
     for place, value in known.items():
         assert value == pytest.approx(np.mean(wanted[place]) ** 0.5, rel=1e-4)
-
-
-def test_the_stored_splits_count_by_them(llama: Run) -> None:
-    frontier, heads = llama.table("frontier"), llama.table("heads")
-    stored = llama.table("budget")
-    asked = [(epsilon, None) for epsilon in sorted(set(stored["epsilon"]))]
-    felt, alike = budget_table(frontier, asked, gradients_of(heads)), budget_table(frontier, asked)
-    assert np.allclose(stored["keys"], felt["keys"])
-    assert np.allclose(stored["error"], felt["error"])
-    assert not np.allclose(stored["keys"], alike["keys"], rtol=1e-3)
 
 
 def test_models_without_next_tokens_have_none(tmp_path: Path) -> None:
@@ -101,8 +89,9 @@ def test_models_without_next_tokens_have_none(tmp_path: Path) -> None:
             out=tmp_path / name,
             **{**SMALL, "layers": (0,), "heads": (1,)},
         )
-        assert window_gradients(source(run), 0) == {}
-        assert gradients_of(run.table("heads")) is None
+        assert window_metric(source(run), 0) is None
+        assert run.table("heads")["gradient"].isna().all()
+        assert "no language head" in run.table("about")["no_nats"][0]
         assert np.isfinite(run.table("budget")["keys"]).all()
 
 

@@ -25,10 +25,11 @@ from esscher.probe.spec import ALLOWED, FLOOR, BudgetFlags
 if TYPE_CHECKING:
     import pandas as pd
 
-    from esscher.probe.budget import Budget, Weights
+    from esscher.probe.budget import Asked, Budget
     from esscher.runs import Run
 
 TOTALS = ["rule", "chosen", "ratio", "error", "worst_head", "worst", "worst_layer"]
+LOSSES = ["rule", "chosen", "uniform", "ratio", "nats", "nats_low", "nats_high", "beyond"]
 SPLITS = ["split", "keys", "ratio", "error", "q95", "worst_head", "worst", "worst_layer"]
 
 
@@ -37,10 +38,7 @@ def budget(
     rule: Annotated[str | None, option(BudgetFlags, "rule", default="every rule")] = None,
     epsilon: Annotated[float | None, option(BudgetFlags, "epsilon", default=f"{ALLOWED:g}")] = None,
     total: Annotated[int | None, option(BudgetFlags, "total")] = None,
-    weights: Annotated[
-        str | None, option(BudgetFlags, "weights", default="gradients of log p of this run")
-    ] = None,
-    by: Annotated[str, typer.Option(help="Rows: head, or kv (key-value heads).")] = "kv",
+    kl: Annotated[float | None, option(BudgetFlags, "kl")] = None,
     export: Annotated[
         str | None, typer.Option(help="Write the budget of the rule: json, yaml or kvpress.")
     ] = None,
@@ -53,75 +51,68 @@ def budget(
     everything: All = False,
     as_json: Json = False,
 ) -> None:
-    """Keys each head must keep for an error, and the best split of a total between heads.
+    """Keys each head must keep for an error or a loss in nats, and the best split of a total.
 
     For the keep rule you name; without one, the totals of every rule that the run measured. A run
-    whose pool is the corpus has one rule: random keys. In a split a language model's heads count by
-    the gradient of log p at the head's output; where a run has no gradients, as of an encoder,
-    relative errors count alike.
+    whose pool is the corpus has one rule: random keys.
+
+    --kl: the fewest keys whose predicted KL divergence of next tokens is at most that, in nats per
+    token, all heads together. It holds for the text that was probed: for queries after the cache
+    was cut, which did not choose the keys. Above 0.2 nats the loss is larger than predicted.
 
     Percentages of the cache are keys kept over keys that the cache holds, summed over layers and
-    key-value heads; a sliding-window layer holds at most its window. The uniform split keeps the
-    same percentage of every head's cache. Rows are key-value heads: heads that share keys share
-    a row; --by head adds what each query head alone would need.
+    key-value heads; a sliding-window layer holds at most its window. Splits: uniform keeps the same
+    percentage of every head's cache; one cut keeps the keys above one score; best split has the
+    least predicted loss, or the least squared relative error where --epsilon is given or the run
+    has no losses. Rows are key-value heads: heads that share keys share a row.
 
-    Example: esscher budget runs/mine --rule heavy --epsilon 0.1 --export json --out heavy.json
+    Example: esscher budget runs/mine --kl 0.05
     """
     look = given(locals())
     from esscher.probe.budget import (
         RANDOM,
+        as_asked,
+        budget_record,
         budget_table,
         find_rule,
         frontier_of,
         rule_budget,
-        split_weights,
     )
     from esscher.runs import load_run
 
-    _check(by, export, out, as_json)
-    stored = load_run(run)
-    frontier = frontier_of(stored)
-    if export == "kvpress" and (epsilon is not None or total is not None):
+    _check(export, out, as_json)
+    nothing = epsilon is None and total is None and kl is None
+    asked = as_asked(ALLOWED if nothing else epsilon, total, kl)
+    if export == "kvpress" and not nothing:
         raise ValueError(
-            "--export kvpress: it holds a split for every share to drop; leave --epsilon and"
-            " --total out"
+            "--export kvpress: it holds a split for every share to drop; leave --epsilon, --total"
+            " and --kl out"
         )
-    counts, counted = split_weights(stored, weights)
-    about = {**_about(stored), "weights": counted}
-    epsilon = ALLOWED if epsilon is None and total is None else epsilon
+    stored = load_run(run)
+    frontier, about = frontier_of(stored, asked), _about(stored)
     if rule is None and "frontier" in stored.tables:
         if export is not None:
             known = ", ".join(dict.fromkeys(frontier["rule"]))
             raise ValueError(f"--export: give the rule, one of {known}")
-        totals = budget_table(frontier, [(epsilon, total)], counts)
+        totals = budget_table(frontier, [asked])
         if as_json:
-            rows = totals.to_dict("records")
-            return print_json({**about, "epsilon": epsilon, "total": total, "rules": rows})
-        return _show_rules(totals, about, _asked(epsilon, total), look)
+            return print_json({**about, **asked._asdict(), "rules": totals.to_dict("records")})
+        return _show_rules(totals, about, asked, look)
     rule = find_rule(frontier, RANDOM if rule is None else rule)
+    if export == "kvpress":
+        return _write(_kvpress(stored, frontier, rule), export, out)
+    found = rule_budget(frontier, rule, *asked)
     if export is not None:
-        content: Any
-        if export == "kvpress":
-            content = _kvpress(stored, frontier, rule, counts)
-        else:
-            from esscher.probe.budget import budget_record
-
-            content = budget_record(rule_budget(frontier, rule, epsilon, total, counts), about)
-        return _write(content, export, out)
-    found = rule_budget(frontier, rule, epsilon, total, counts)
+        return _write(budget_record(found, about), export, out)
     if as_json:
-        names = ("heads", "caches", "totals") if by == "head" else ("caches", "totals")
-        tables = {name: getattr(found, name).to_dict("records") for name in names}
-        asked = {"rule": found.rule, "epsilon": found.epsilon, "total": found.total}
-        return print_json({**about, **asked, **tables})
-    _show_rule(found, about, _asked(epsilon, total), by, look)
+        tables = {name: getattr(found, name).to_dict("records") for name in ("caches", "totals")}
+        return print_json({**about, "rule": found.rule, **asked._asdict(), **tables})
+    _show_rule(found, about, look)
 
 
-def _check(by: str, export: str | None, out: Path | None, as_json: bool) -> None:
+def _check(export: str | None, out: Path | None, as_json: bool) -> None:
     from esscher.probe.budget import KINDS
 
-    if by not in ("head", "kv"):
-        raise ValueError(f"--by: expected head or kv, got {by!r}")
     if export is not None and export not in KINDS:
         raise ValueError(f"--export: expected {', '.join(KINDS)}, got {export!r}")
     if export is None and out is not None:
@@ -145,69 +136,82 @@ def _about(stored: Run) -> dict[str, Any]:
     return {**found, "text": str(row["text"]), "window": int(row["window"])}
 
 
-def _asked(epsilon: float | None, total: int | None) -> str:
-    return f"an error of {epsilon:.1%}" if epsilon is not None else f"{total:,} keys in all"
-
-
 def _columns() -> dict[str, Any]:
-    from esscher.probe.budget import BUDGET
+    from esscher.probe.budget import BUDGET, SHARE
+    from esscher.runs.columns import Column
 
-    return {column.key: column for column in BUDGET}
+    uniform = Column("uniform", "float", "share, uniform", SHARE, short="uniform")
+    return {column.key: column for column in (*BUDGET, uniform)}
 
 
 def _show_rules(
-    totals: pd.DataFrame, about: Mapping[str, Any], asked: str, look: Mapping[str, Any]
+    totals: pd.DataFrame, about: Mapping[str, Any], asked: Asked, look: Mapping[str, Any]
 ) -> None:
     """The smallest cache, or the least error, by rules that one could run; then every rule."""
-    key = "ratio" if totals["epsilon"].notna().all() else "error"
-    best = totals[totals["split"] == "best split"]
+    from esscher.probe.budget import BEST, UNIFORM
+
+    key = "error" if asked.total is not None else "ratio"
+    uniform = totals[totals["split"] == UNIFORM].set_index("rule")["ratio"]
+    best = totals[totals["split"] == BEST]
+    best = best.assign(uniform=best["rule"].map(uniform))
     once = best[(best["chosen"] == "once") & (best["rule"] != FLOOR)]
     if len(once):
         row = once.loc[once[key].idxmin()]
+        loss = (
+            f"an error of {row['error']:.1%} (worst head {row['worst_head']}: {row['worst']:.1%})"
+        )
+        if asked.kl is not None:
+            loss = (
+                f"a predicted KL of {row['nats']:.3g} nats per token; uniform {row['uniform']:.1%}"
+            )
         say(
-            f"For {asked}: {row['rule']} keeps {row['ratio']:.1%} of the cache in its best split,"
-            f" at an error of {row['error']:.1%} (worst head {row['worst_head']}:"
-            f" {row['worst']:.1%}); {about['part']}, {about['text']}, {about['weights']}."
+            f"For {asked.words}: {row['rule']} keeps {row['ratio']:.1%} of the cache in its best"
+            f" split, at {loss}; {about['part']}, {about['text']}."
         )
     if look.get("everything"):
-        show(f"keep rules for {asked}", totals, _columns(), look)
+        show(f"keep rules for {asked.words}", totals, _columns(), look)
     else:
         ordered = best.sort_values(["chosen", key], ascending=[False, True])
-        show(f"keep rules for {asked}, best split", ordered[TOTALS], _columns(), brief(look))
-    say(f"Next: esscher budget {about['run']} --rule NAME, for the keys of each head")
+        shown = TOTALS if asked.kl is None else LOSSES
+        show(f"keep rules for {asked.words}, best split", ordered[shown], _columns(), brief(look))
+    say(f"Next: esscher budget {about['run']} {_flag(asked)}--rule NAME, for the keys of each head")
 
 
-def _show_rule(
-    found: Budget, about: Mapping[str, Any], asked: str, by: str, look: Mapping[str, Any]
-) -> None:
-    """What each split keeps, then the heads or caches of one rule."""
+def _flag(asked: Asked) -> str:
+    return "" if asked.kl is None else f"--kl {asked.kl:g} "
+
+
+def _show_rule(found: Budget, about: Mapping[str, Any], look: Mapping[str, Any]) -> None:
+    """What each split keeps, then the caches of one rule."""
     from esscher.probe.budget import per_query
 
+    asked, everything = found.asked, look.get("everything")
     told = ", ".join(
         f"{row['split']} {row['ratio']:.1%} at an error of {row['error']:.1%}"
         for row in found.totals.to_dict("records")
     )
     reads = " (what a query reads: the cache holds all)" if per_query(found.rule) else ""
-    say(f"{found.rule}{reads} for {asked} keeps of the cache: {told}.")
-    place = "head" if by == "head" else "kv_head"
-    rows = found.heads if by == "head" else found.caches
-    rows = rows.drop(columns=["heads", "n_keys"], errors="ignore")
+    say(f"{found.rule}{reads} for {asked.words} keeps of the cache: {told}.")
+    rows = found.caches.drop(columns=["heads", "n_keys"])
+    if asked.epsilon is None:
+        rows = rows.drop(columns="best_split")
     rows = rows.sort_values("keys", ascending=False, kind="stable")
-    title = f"keys of each {place.replace('_', ' ')}; {about['part']}, {about['text']}"
-    show(title, rows, _columns(), look if look.get("everything") else brief(look))
-    if look.get("everything"):
-        show(f"splits; {about['weights']}", found.totals[SPLITS], _columns())
+    title = f"keys of each kv head; {about['part']}, {about['text']}"
+    show(title, rows, _columns(), look if everything else brief(look))
+    if everything:
+        losses = [key for key in LOSSES[4:] if key in found.totals]
+        show("splits", found.totals[SPLITS + losses], _columns())
     say(
-        f"Next: esscher budget {about['run']} --rule {found.rule} --export json --out budget.json,"
-        " for the keys of every head as a file"
+        f"Next: esscher budget {about['run']} {_flag(asked)}--rule {found.rule} --export json"
+        " --out budget.json, for the keys of every head as a file"
     )
 
 
-def _kvpress(stored: Run, frontier: pd.DataFrame, rule: str, weights: Weights | None) -> Any:
+def _kvpress(stored: Run, frontier: pd.DataFrame, rule: str) -> Any:
     from esscher.probe.budget import prune_ratios
 
     about = stored.table("about").iloc[0]
-    return prune_ratios(frontier, rule, int(about["layers"]), int(about["kv_heads"]), weights)
+    return prune_ratios(frontier, rule, int(about["layers"]), int(about["kv_heads"]))
 
 
 def _write(content: Any, kind: str, out: Path | None) -> None:

@@ -21,11 +21,10 @@ from torch import Tensor
 from esscher.compress.choose import Choice, choose
 from esscher.compress.prompt import Prompt
 from esscher.hf.call import AttentionCall
-from esscher.hf.gradients import FisherMetric, Gradients
+from esscher.hf.gradients import SECOND_ORDER, FisherMetric, Gradients
 from esscher.hf.interventions import with_kept
 from esscher.keep.rule import Rule
 
-SECOND_ORDER = 0.2  # nats: above this the second order is no longer right
 SHARES = tuple(np.geomspace(0.01, 1.0, 25)[:-1].round(4).tolist())  # tried for a wanted loss
 
 

@@ -38,6 +38,7 @@ class QueryErrors:
     clusters: npt.NDArray[np.int64] | None = None
     accuracy: float = 0.0  # relative error of sqrt(mse), rounding of the inputs apart
     interpolation: float = 0.0  # relative error of the mse that comes from a score grid
+    nats: Floats | None = None  # 1/2 E e'F e, F the Fisher metric of the query's head, (m, len n)
 
     @property
     def cov(self) -> Floats | None:
@@ -52,7 +53,7 @@ class QueryErrors:
         return replace(self, **{name: x[rows] for name, x in known.items() if x is not None})
 
 
-AT_EACH_N = ("mse", "sum_p2", "bias", "dmse_dlogn", "second_moment")
+AT_EACH_N = ("mse", "sum_p2", "bias", "dmse_dlogn", "second_moment", "nats")
 OF_A_QUERY = ("limit", "delta", "clusters")
 
 

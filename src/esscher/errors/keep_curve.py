@@ -10,7 +10,7 @@ Probabilities of their own: key by key, of float32 inputs by compiled sums
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -37,6 +37,7 @@ BLOCK = 8192  # keys deposited at once
 SHARP = 0.999
 FAR_ABOVE = 300.0  # nats by which a sure key may exceed the others of a grid
 SINGLE = 1e-6  # tolerance of integrals over float32 inputs
+LOST = 1e-10  # of the trace of a metric: smaller directions are rounding
 
 
 class KeepErrors:
@@ -52,13 +53,16 @@ class KeepErrors:
         self.large = self.context.scores.numel() > FEW_PAIRS
         self._last: tuple[Tensor, _Rest | None] | None = None
 
-    def curve(self, rule: Rule, n: Any = None, *, details: bool = False) -> ErrorCurve:
+    def curve(
+        self, rule: Rule, n: Any = None, *, details: bool = False, nats: bool = False
+    ) -> ErrorCurve:
         """Root mean square over the queries; ``n``: keys kept in all, for the part without a
         number. A rule whose numbers are all given has one point, at the keys it keeps on average.
+        ``nats``: also 1/2 E e'F e of each query; the context has metrics.
         """
         counts = [None] if n is None else as_counts(n, "n").tolist()
         ranked = isinstance(rule.free, Ranked) and not rule_chances(rule)
-        found, sizes = (self._ranked if ranked else self._by_chance)(rule, counts)
+        found, sizes = (self._ranked if ranked else self._by_chance)(rule, counts, nats)
         kept = sizes.mean(0).cpu().numpy()
         ladder = [max(1, round(float(kept[0])))] if n is None else counts
         return ErrorCurve.from_queries(
@@ -77,29 +81,52 @@ class KeepErrors:
         """Every key is kept with one probability."""
         return self._shared(torch.zeros_like(self.asked.visible), share, False)
 
-    def _by_chance(self, rule: Rule, counts: Sequence[int | None]) -> tuple[QueryErrors, Tensor]:
+    def _by_chance(
+        self, rule: Rule, counts: Sequence[int | None], nats: bool
+    ) -> tuple[QueryErrors, Tensor]:
         """The errors, and the keys (m, S) that each query keeps on average."""
         found, sizes = [], []
         alike = self.large and all(isinstance(part, Random) for part in rule_chances(rule))
         for kept in rule.ladder(self.asked, counts):
             one = kept.share if alike else None
             if one is not None:
-                found.append(self._shared(kept.sure, one, kept.weight is not None))
+                found.append(self._shared(kept.sure, one, kept.weight is not None, nats))
             else:
                 weight = None if kept.weight is None else self._and_others(kept.weight)
-                probability = self._and_others(kept.probability)
-                found.append(_by_key(self.context, probability, weight, self.large))
+                found.append(self._own(self._and_others(kept.probability), weight, nats))
             sizes.append(kept.size)
         return side_by_side(found), torch.stack(sizes, dim=1)
 
-    def _ranked(self, rule: Rule, counts: Sequence[int | None]) -> tuple[QueryErrors, Tensor]:
+    def _ranked(
+        self, rule: Rule, counts: Sequence[int | None], nats: bool
+    ) -> tuple[QueryErrors, Tensor]:
         held, free = rule.start(self.asked, counts), rule.free
         assert isinstance(free, Ranked)
         ladder = torch.tensor(counts, device=held.device)
         seen, sure = self.asked.visible.sum(1), held.sum(1)
         sizes = torch.maximum(sure[:, None], torch.minimum(seen[:, None], ladder)).double()
         order = self.asked.inside[ranking(free.order(self.asked))]
-        return ranked_errors(self.context, self._and_others(held), order, ladder, sure), sizes
+        found = ranked_errors(self.context, self._and_others(held), order, ladder, sure)
+        if nats:
+            assert found.bias is not None
+            assert self.asked.metric is not None
+            metric = self.asked.metric[self.asked.heads].double().cpu().numpy()
+            found = replace(found, nats=((found.bias @ metric) * found.bias).sum(2) / 2)
+        return found, sizes
+
+    @cached_property
+    def _behind(self) -> list[tuple[Tensor, KeepErrors]]:
+        """Rows of each head, and its errors over values L'v: with F = L L', |L'e|^2 = e'F e."""
+        heads, metric = self.asked.heads, self.asked.metric
+        assert heads is not None
+        assert metric is not None
+        found = []
+        for head in torch.unique(heads).tolist():
+            rows = (heads == head).nonzero()[:, 0]
+            context = self.context.take(rows)
+            root = square_root(metric[head]).to(context.v.dtype)
+            found.append((rows, KeepErrors(replace(context, v=context.v @ root))))
+        return found
 
     def _and_others(self, kept: Tensor) -> Tensor:
         """What is kept, or counts, with all that rules do not see, such as a sink logit: that is
@@ -111,9 +138,38 @@ class KeepErrors:
         found[:, self.asked.inside] = kept
         return found
 
-    def _shared(self, sure: Tensor, share: float, reweight: bool) -> QueryErrors:
+    def _shared(
+        self, sure: Tensor, share: float, reweight: bool, nats: bool = False
+    ) -> QueryErrors:
         """Every key that is not sure is kept with one probability."""
-        sure, context = self._and_others(sure), self.context
+        sure = self._and_others(sure)
+        found = self._with_share(sure, share, reweight)
+        if not nats:
+            return found
+        return self._in_nats(
+            found, lambda head, rows: head._with_share(sure[rows], share, reweight)
+        )
+
+    def _own(self, p: Tensor, weight: Tensor | None, nats: bool) -> QueryErrors:
+        """Every key is kept with a probability of its own."""
+        found = _by_key(self.context, p, weight, self.large)
+        if not nats:
+            return found
+        w = torch.ones_like(p) if weight is None else weight
+        return self._in_nats(
+            found, lambda head, rows: _by_key(head.context, p[rows], w[rows], self.large)
+        )
+
+    def _in_nats(
+        self, found: QueryErrors, error: Callable[[KeepErrors, Tensor], QueryErrors]
+    ) -> QueryErrors:
+        nats = np.empty_like(found.mse)
+        for rows, head in self._behind:
+            nats[rows.cpu().numpy()] = error(head, rows).mse / 2
+        return replace(found, nats=nats)
+
+    def _with_share(self, sure: Tensor, share: float, reweight: bool) -> QueryErrors:
+        context = self.context
         rest = self._rest(sure[self.blunt]) if bool(self.blunt.any()) and 0 < share < 1 else None
         near = None if rest is None else _rest_errors(rest, self.grid, share, reweight)
         if near is not None and bool(self.blunt.all()):
@@ -151,6 +207,17 @@ class KeepErrors:
         if self._last is None or not torch.equal(self._last[0], sure):
             self._last = sure, _deposited(self._near, sure, self.grid)
         return self._last[1]
+
+
+def square_root(metric: Tensor) -> Tensor:
+    """L (d, r) with L L' = metric, symmetric and not negative, the largest directions first;
+    directions below ``LOST`` of its trace are left out.
+    """
+    value, vector = torch.linalg.eigh(metric.double())
+    value, vector = value.flip(0).clamp_min(0.0), vector.flip(1)
+    rank = max(1, int((value > LOST * value.sum()).sum()))
+    root: Tensor = vector[:, :rank] * value[:rank].sqrt()
+    return root
 
 
 def rule_chances(rule: Rule) -> list[Chance]:

@@ -23,6 +23,7 @@ from esscher.hf.capture import Sink
 from esscher.hf.interventions import Prefilled
 
 DRAWS = 8  # of next tokens
+SECOND_ORDER = 0.2  # nats: above, a loss predicted to second order is too small
 
 Gradients = dict[int, Float[Tensor, "heads m width"]]  # by layer
 
@@ -68,11 +69,6 @@ def drawn_gradients(
                 {layer: gradient[0] for layer, gradient in zip(taps, gradients, strict=True)}
             )
     return found
-
-
-def gradient_size(gradients: Sequence[Float[Tensor, "heads m width"]]) -> Float[Tensor, " heads"]:
-    """Root mean square over draws, places and coordinates."""
-    return torch.stack(list(gradients)).double().square().mean((0, 2, 3)).sqrt()
 
 
 @dataclass(frozen=True)

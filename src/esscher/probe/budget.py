@@ -1,9 +1,11 @@
-"""Keys that a keep rule needs: of each key-value cache at an error, and the best split of a total.
+"""Keys that a keep rule needs: for an error of each head, for a predicted loss of the model in
+nats, and the best split of a total.
 
 Everything is read from a frontier: the relative error of every head at a ladder of sizes, for each
-keep rule. Random keys are one rule; a run that compared no rules has their frontier in its curves.
-All keys kept is no error, the last size of every ladder; between sizes log errors are interpolated.
-A size counts for the largest error from it on, so that more keys never cost.
+keep rule, and in a language model its predicted KL in nats. Random keys are one rule; a run that
+compared no rules has their frontier in its curves. All keys kept is no error, the last size of
+every ladder; between sizes logarithms are interpolated. A size counts for the largest error from it
+on, so that more keys never cost.
 """
 
 from __future__ import annotations
@@ -11,11 +13,10 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,27 +25,46 @@ import yaml
 
 from esscher.errors.budget import Counts, Sharing, log_rms, tokens_needed
 from esscher.errors.curve import ErrorCurve, Floats
+from esscher.hf.gradients import SECOND_ORDER
 from esscher.inputs import as_count, as_positive
+from esscher.intervals import mean_interval
 from esscher.keep import Strided, parse
 from esscher.keep.rule import Chance
 from esscher.probe.curves import METRICS, stored_curves
 from esscher.probe.session import measured_part
-from esscher.probe.spec import ALLOWED
-from esscher.runs import Run, load_run
+from esscher.probe.spec import ALLOWED, FLOOR, SHARES
+from esscher.runs import Run
 from esscher.runs.columns import Column
 
-Weights = Mapping[tuple[int, int], float]  # by layer and head
-
-OWN, UNIFORM, BEST = ("each head its own", "uniform", "best split")
+OWN, UNIFORM, CUT, BEST = ("each head its own", "uniform", "one cut", "best split")
 RANDOM = "random"
-ALIKE = "none"  # weights: every head counts alike
 KINDS = ("json", "yaml", "kvpress")  # of an export
 UNIT = 1000  # sizes are counted in thousandths of a key: a mean number of keys is not whole
 FEWEST = 1e-9  # relative errors below are rounding; a curve is 0 at its last size only
+THRESHOLDS = 2000  # tried for one cut over all heads
 
 SHARE = (
     "Keys kept over keys that the cache holds, summed over layers and key-value heads; a"
     " sliding-window layer holds at most its window."
+)
+NATS = (
+    Column(
+        "nats",
+        "float",
+        "predicted KL",
+        "Predicted divergence of next tokens when all heads lose their keys, nats per token, for"
+        " queries of the text after the cache was cut: half of e'F e summed over heads.",
+        ends=("nats_low", "nats_high"),
+    ),
+    Column("nats_low", "float", "predicted KL, low", "Lower end of its interval over windows."),
+    Column("nats_high", "float", "predicted KL, high", "Upper end of its interval over windows."),
+    Column(
+        "beyond",
+        "bool",
+        "beyond second order",
+        f"Whether it is above {SECOND_ORDER} nats, where the loss is larger than predicted.",
+        short="beyond",
+    ),
 )
 BUDGET = (
     Column("epsilon", "float", "error allowed", "Relative error that is allowed.", short="asked"),
@@ -61,13 +81,7 @@ BUDGET = (
     Column("keys", "float", "keys", "Keys kept in all caches of one context of mean length."),
     Column("ratio", "float", "share of the cache kept", SHARE, short="of the cache"),
     Column("saved", "float", "saved", "Share of the cache that is dropped: 1 - share kept."),
-    Column(
-        "error",
-        "float",
-        "error",
-        "Relative error: root mean square over heads, weighed by the gradient of log p at each"
-        " head's output where that is known.",
-    ),
+    Column("error", "float", "error", "Relative error: root mean square over heads."),
     Column("q95", "float", "error, 95 %", "95 % quantile over queries, in the worst head."),
     Column("worst", "float", "largest error", "Relative error of the worst head.", short="worst"),
     Column("worst_head", "word", "worst head", "Layer and head of the largest error."),
@@ -75,27 +89,70 @@ BUDGET = (
         "worst_layer_error",
         "float",
         "largest error of a layer",
-        "Root mean square error of the heads of the worst layer, without weights.",
+        "Root mean square error of the heads of the worst layer.",
     ),
     Column("worst_layer", "word", "worst layer", "Layer of the largest error."),
+    *NATS,
 )
+MODEL = (
+    *BUDGET[1:4],
+    Column("share", "float", "share", "Share of all caches' keys that was given.", "log"),
+    *BUDGET[4:6],
+    *NATS,
+)
+
+
+class Asked(NamedTuple):
+    """What a budget is for: a relative error of heads, a total of keys, or a predicted loss in
+    nats. One of the three.
+    """
+
+    epsilon: float | None = None
+    total: int | None = None
+    kl: float | None = None
+
+    @property
+    def words(self) -> str:
+        if self.kl is not None:
+            return f"a predicted KL of {self.kl:g} nats"
+        if self.epsilon is not None:
+            return f"an error of {self.epsilon:.1%}"
+        return f"{self.total:,} keys in all"
+
+    @property
+    def split(self) -> str:
+        """The split whose keys are told head by head."""
+        return BEST if self.epsilon is None else OWN
+
+
+def as_asked(epsilon: Any = None, total: Any = None, kl: Any = None) -> Asked:
+    """Checked."""
+    if sum(x is not None for x in (epsilon, total, kl)) != 1:
+        given = f"epsilon {epsilon}, total {total}, kl {kl}"
+        raise ValueError(f"budget: expected one of an error, a total and a loss, got {given}")
+    if total is not None:
+        return Asked(total=as_count(total, "total"))
+    if kl is not None:
+        return Asked(kl=as_positive(kl, "kl"))
+    epsilon = as_positive(epsilon, "epsilon")
+    if epsilon >= 1:
+        raise ValueError(f"epsilon: expected a relative error between 0 and 1, got {epsilon:g}")
+    return Asked(epsilon)
 
 
 @dataclass(frozen=True, repr=False)
 class Budget:
-    """Keys that a rule keeps. ``caches``: a row per key-value head; ``heads``: per query head, what
-    it alone would need; ``totals``: per split, with the columns of BUDGET.
+    """Keys that a rule keeps. ``caches``: a row per key-value head; ``totals``: per split, with the
+    columns of BUDGET.
 
     ``keys``, ``ratio``: kept for a root mean square error of ``epsilon`` over the heads that read
-    the cache, or in the best split of ``total``; ``error``, ``q95``: then. ``best_split``: keys in
-    the best split. ``part``: of the model that was measured.
+    the cache, or in the best split of ``total`` or for ``kl``; ``error``, ``q95``, ``nats``: then.
+    ``best_split``: keys in the best split. ``part``: of the model that was measured.
     """
 
     rule: str
-    epsilon: float | None
-    total: int | None
+    asked: Asked
     caches: pd.DataFrame
-    heads: pd.DataFrame
     totals: pd.DataFrame
     part: str = ""
 
@@ -106,37 +163,48 @@ class Budget:
             for row in self.totals.to_dict("records")
         ]
         parts = "; ".join([*([self.part] if self.part else []), *told])
-        return f"Budget({self.rule}, {parts}; tables heads, caches, totals)"
+        return f"Budget({self.rule}, {parts}; tables caches, totals)"
 
 
 def budget_of(
-    run: Run,
-    epsilon: Any = None,
-    total: Any = None,
-    rule: str | None = None,
-    weights: str | None = None,
+    run: Run, epsilon: Any = None, total: Any = None, rule: str | None = None, kl: Any = None
 ) -> Budget:
-    """Keys for a relative error (0.1 unless told), or the best split of a total, under one keep
-    rule of a stored probe; random keys when left out.
+    """Keys for a relative error (0.1 unless told), for a predicted loss of ``kl`` nats per token,
+    or the best split of a total, under one keep rule of a stored probe.
 
-    ``weights``: how heads count in a split, as of :func:`split_weights`.
+    ``rule`` left out: for a loss the rule whose cache is smallest, else random keys.
     """
-    frontier = frontier_of(run)
-    epsilon = ALLOWED if epsilon is None and total is None else epsilon
+    nothing = epsilon is None and total is None and kl is None
+    asked = as_asked(ALLOWED if nothing else epsilon, total, kl)
+    frontier = frontier_of(run, asked)
+    if rule is None and asked.kl is not None:
+        totals = budget_table(frontier, [asked])
+        best = totals[(totals["split"] == BEST) & (totals["rule"] != FLOOR)]
+        best = best.sort_values(["chosen", "keys"], ascending=[False, True])
+        rule = str(best["rule"].iloc[0])
     rule = find_rule(frontier, RANDOM if rule is None else rule)
-    found = rule_budget(frontier, rule, epsilon, total, split_weights(run, weights)[0])
-    return replace(found, part=measured_part(run))
+    return replace(rule_budget(frontier, rule, *asked), part=measured_part(run))
 
 
-def frontier_of(run: Run) -> pd.DataFrame:
+def frontier_of(run: Run, asked: Asked) -> pd.DataFrame:
     """The frontier of a stored probe; of random keys alone where no rules were compared."""
     if run.manifest.job != "probe":
         raise ValueError(
             f"{run.path}: expected a run of esscher probe, got one of {run.manifest.job}"
         )
-    if "frontier" in run.tables:
-        return run.table("frontier")
+    frontier = run.table("frontier") if "frontier" in run.tables else None
+    if asked.kl is not None and (frontier is None or not _priced(frontier)):
+        old = "it was made before probes had any; run esscher probe again"
+        reason = run.table("about").get("no_nats", pd.Series([old])).iloc[0]
+        raise ValueError(f"kl: {run.path} has no losses in nats: {reason}")
+    if frontier is not None:
+        return frontier
     return random_frontier(run.table("heads"), run.table("curves"))
+
+
+def _priced(frontier: pd.DataFrame) -> bool:
+    """Whether every head has losses in nats."""
+    return "nats" in frontier and bool(frontier["nats"].notna().all())
 
 
 def random_frontier(heads: pd.DataFrame, curves: pd.DataFrame) -> pd.DataFrame:
@@ -186,94 +254,40 @@ def per_query(rule: str) -> bool:
 
 
 def rule_budget(
-    frontier: pd.DataFrame,
-    rule: str,
-    epsilon: Any = None,
-    total: Any = None,
-    weights: Weights | None = None,
+    frontier: pd.DataFrame, rule: str, epsilon: Any = None, total: Any = None, kl: Any = None
 ) -> Budget:
-    """The budget of one rule of a frontier at an error, or the best split of a total.
-
-    ``weights``: gradients of log p at each head's output (:func:`gradients_of`,
-    :func:`head_weights`); heads count alike without them.
-    """
-    epsilon, total = _error_or_total(epsilon, total)
-    caches = _Caches(frontier, rule, weights)
-    splits = caches.splits(epsilon, total)
-    sizes = splits[BEST if epsilon is None else OWN]
+    """The budget of one rule of a frontier: for an error, a loss or a total."""
+    asked = as_asked(epsilon, total, kl)
+    caches = RuleCaches(frontier, rule)
+    splits = caches.splits(asked)
+    sizes = splits[asked.split]
     rows = pd.DataFrame(caches.rows(sizes)).assign(best_split=splits[BEST] / UNIT)
-    heads = pd.DataFrame(caches.head_rows(sizes, epsilon))
-    return Budget(rule, epsilon, total, rows, heads, caches.totals(epsilon, splits))
+    return Budget(rule, asked, rows, caches.totals(asked, splits))
 
 
-def budget_table(
-    frontier: pd.DataFrame, asked: Sequence[tuple[Any, Any]], weights: Weights | None = None
-) -> pd.DataFrame:
-    """The totals of every rule, for pairs (error, None) or (None, total)."""
-    wanted = [_error_or_total(epsilon, total) for epsilon, total in asked]
+def budget_table(frontier: pd.DataFrame, asked: Sequence[tuple[Any, ...]]) -> pd.DataFrame:
+    """The totals of every rule, for each of some errors, totals or losses (:class:`Asked`)."""
     frames = []
     for rule in dict.fromkeys(frontier["rule"]):
-        caches = _Caches(frontier, rule, weights)
-        for epsilon, total in wanted:
-            frames.append(caches.totals(epsilon, caches.splits(epsilon, total)))
+        caches = RuleCaches(frontier, rule)
+        for one in (as_asked(*each) for each in asked):
+            frames.append(caches.totals(one, caches.splits(one)))
     return pd.concat(frames, ignore_index=True)
 
 
-def _error_or_total(epsilon: Any, total: Any) -> tuple[float | None, int | None]:
-    if (epsilon is None) == (total is None):
-        raise ValueError(
-            f"budget: expected an error or a total, got epsilon {epsilon} and total {total}"
-        )
-    if epsilon is None:
-        return None, as_count(total, "total")
-    epsilon = as_positive(epsilon, "epsilon")
-    if epsilon >= 1:
-        raise ValueError(f"epsilon: expected a relative error between 0 and 1, got {epsilon:g}")
-    return epsilon, None
-
-
-# ---- Weights of heads in a split.
-
-
-def split_weights(run: Run, asked: str | None) -> tuple[Weights | None, str]:
-    """What the errors of a probe's heads count in a split, None where alike; and that in words.
-
-    ``asked``: None for the gradients that the probe itself measured; ALIKE; or a run of esscher
-    compress with the table sensitivity.
+def nats_table(frontier: pd.DataFrame) -> pd.DataFrame:
+    """The predicted loss of the model for every rule, share of all keys and split; no rows where
+    heads have no losses in nats.
     """
-    if asked == ALIKE:
-        return None, "heads count alike"
-    if asked is None:
-        own = gradients_of(run.table("heads"))
-        told = "alike (no gradients in this run)" if own is None else "by the gradient of log p"
-        return own, f"heads count {told}"
-    stored = load_run(Path(asked))
-    if "sensitivity" not in stored.tables:
-        raise ValueError(
-            f"weights: {asked} has no table sensitivity; run esscher compress with --sensitivity"
-        )
-    return head_weights(stored.table("sensitivity")), f"heads count by the gradients of {asked}"
-
-
-def gradients_of(heads: pd.DataFrame) -> dict[tuple[int, int], float] | None:
-    """Root mean square gradient of log p of next tokens at each head's output, from the table
-    ``heads``; None where a measured head has none (no language model, or no cache).
-    """
-    known = heads[heads["status"] == "ok"]
-    if "gradient" not in known:
-        return None
-    sizes = known["gradient"]
-    if not np.isfinite(sizes).all() or not (sizes > 0).any():
-        return None
-    return {(int(row.layer), int(row.head)): float(row.gradient) for row in known.itertuples()}
-
-
-def head_weights(sensitivity: pd.DataFrame) -> dict[tuple[int, int], float]:
-    """The same from a compression run's table ``sensitivity``, mean over its texts."""
-    known = sensitivity[sensitivity["plain"] > 0]
-    size = (2 * known["nats"]) ** 0.5 / known["plain"]  # root of e'F e over |e|
-    sizes = size.groupby([known["layer"], known["head"]]).mean()
-    return {(int(layer), int(head)): float(value) for (layer, head), value in sizes.items()}
+    rows = []
+    for rule in dict.fromkeys(frontier["rule"]) if _priced(frontier) else ():
+        caches = RuleCaches(frontier, rule)
+        least, most = caches.sharing.least.sum(), caches.sharing.most.sum()
+        for share in SHARES:
+            total = math.ceil(max(share * most, least) / UNIT)
+            found = caches.totals(Asked(), caches.splits(Asked(total=total))).assign(share=share)
+            rows.append(found[[column.key for column in MODEL]])
+    return pd.concat(rows, ignore_index=True) if rows else pd.DataFrame()
 
 
 # ---- The caches of one rule.
@@ -292,7 +306,9 @@ class Cache:
     sizes: Counts  # kept, in thousandths of a key
     rms: Floats  # (heads, sizes), relative
     q95: Floats
-    counts: Floats  # (heads,): weights of their errors in a split, of root mean square 1
+    nats: Floats | None  # (sizes,): root of the predicted loss, all heads together
+    windows: Floats  # (windows, sizes): the loss of each window over their mean
+    cut: Floats  # (sizes,): score of the last key kept, as a logarithm; NaN where there is none
 
     @classmethod
     def of(cls, layer: int, kv_head: int, rows: pd.DataFrame, rule: str) -> Cache:
@@ -300,55 +316,68 @@ class Cache:
         heads, keys = sorted(set(rows["head"])), float(rows["keys"].mean())
         own = rows[rows["rule"] == rule]
         shares = np.unique(own["share"])
-        values = np.full((3, len(heads), len(shares)), np.nan)
+        numbers = own[["kept", "relative", "q95", "cut"]].to_numpy().T
+        if "nats_windows" in own and len(own):
+            numbers = np.concatenate([numbers, np.stack(own["nats_windows"]).T])
+        values = np.full((len(numbers), len(heads), len(shares)), np.nan)
         place = np.searchsorted(heads, own["head"]), np.searchsorted(shares, own["share"])
-        values[:, place[0], place[1]] = own[["kept", "relative", "q95"]].T
-        kept, relative, q95 = values[..., np.isfinite(values).all((0, 1))]
-        sizes, first = np.unique(np.round(kept.mean(0) * UNIT).astype(np.int64), return_index=True)
+        values[:, place[0], place[1]] = numbers
+        values = values[..., np.isfinite(values[:3]).all((0, 1))]
+        sizes, first = np.unique(
+            np.round(values[0].mean(0) * UNIT).astype(np.int64), return_index=True
+        )
         below = (sizes > 0) & (sizes < round(keys * UNIT))
-        errors, largest = (_falling(values[:, first[below]]) for values in (relative, q95))
-        sizes = np.append(sizes[below], round(keys * UNIT))
-        counts = np.ones(len(heads))
-        return cls(layer, kv_head, tuple(map(int, heads)), keys, sizes, errors, largest, counts)
-
-    def curve(self, counts: Floats) -> ErrorCurve:
-        """Squared relative errors summed over the heads, each with its weight."""
-        rms = np.sqrt(np.square(counts[:, None] * self.rms).sum(0))
-        scale = math.sqrt(float(np.square(counts).sum()))
-        return ErrorCurve(n=self.sizes, rms=rms, kind="exact", scale=scale)
+        _, relative, q95, cut = values[:4, :, first[below]]
+        windows, nats = values[4:, :, first[below]].sum(1), None
+        if len(windows):
+            mean = windows.mean(0)
+            nats = _falling(np.sqrt(mean)[None])[0]
+            windows = windows / np.where(mean > 0, mean, 1.0)
+        sizes, scores = np.append(sizes[below], round(keys * UNIT)), np.full(1, np.nan)
+        if len(cut[0]):  # the last score, of all keys, by the last slope
+            scores = np.minimum.accumulate(np.sign(cut[0]) * np.log1p(1e30 * np.abs(cut[0])))
+            rise, steps = np.diff(scores)[-1:].sum() or -1.0, np.diff(np.log(sizes))
+            scores = np.append(scores, scores[-1] + rise * steps[-1] / steps[-2:][0])
+        errors = (_falling(relative), _falling(q95))
+        return cls(layer, kv_head, (*map(int, heads),), keys, sizes, *errors, nats, windows, scores)
 
     @cached_property
-    def counted(self) -> ErrorCurve:
-        return self.curve(self.counts)
+    def relative(self) -> ErrorCurve:
+        """Squared relative errors summed over the heads."""
+        rms, scale = np.sqrt(np.square(self.rms).sum(0)), math.sqrt(len(self.heads))
+        return ErrorCurve(n=self.sizes, rms=rms, kind="exact", scale=scale)
 
-    def needed(self, epsilon: float) -> int:
-        return tokens_needed(self.curve(np.ones(len(self.heads))), epsilon)
+    @property
+    def in_nats(self) -> ErrorCurve:
+        """A curve whose square is the predicted loss."""
+        assert self.nats is not None
+        return ErrorCurve(n=self.sizes, rms=self.nats, kind="exact")
 
-    def alone(self) -> Iterator[Cache]:
-        """Its query heads, as if each had the cache for itself."""
-        for i, head in enumerate(self.heads):
-            rows = {name: getattr(self, name)[[i]] for name in ("rms", "q95", "counts")}
-            yield replace(self, heads=(head,), **rows)
-
-    def at(self, size: int) -> tuple[Floats, float]:
-        """Errors of the heads at a size, and the largest 95 % quantile."""
-        heights = [float(height(math.log(size))) for height in self._between]
-        return np.exp(heights[:-1]), math.exp(heights[-1])
+    def at(self, size: int) -> tuple[Floats, float, Floats]:
+        """Errors of the heads at a size, the largest 95 % quantile, and losses of the windows."""
+        found = np.exp([float(height(math.log(size))) for height in self._between])
+        heads, place = len(self.heads), math.log(size)
+        if self.nats is None:
+            return found[:heads], found[heads], np.empty(0)
+        known = np.log(self.sizes[:-1].astype(float))
+        windows = np.array([np.interp(place, known, row) for row in self.windows])
+        return found[:heads], found[heads], found[-1] ** 2 * windows
 
     @cached_property
     def _between(self) -> list[Any]:
-        rows = [*self.rms, self.q95.max(0)]
+        rows = [*self.rms, self.q95.max(0)] + ([] if self.nats is None else [self.nats])
         return [log_rms(ErrorCurve(n=self.sizes, rms=row, kind="exact")) for row in rows]
 
     def kept(self, size: int) -> dict[str, float]:
         """Columns of the cache with so many keys."""
-        rms, q95 = self.at(size)
+        rms, q95, nats = self.at(size)
         return {
             "n_keys": self.keys,
             "keys": size / UNIT,
             "ratio": size / float(self.sizes[-1]),
             "error": math.sqrt(float(np.square(rms).mean())),
             "q95": q95,
+            **({"nats": float(nats.mean())} if len(nats) else {}),
         }
 
 
@@ -358,106 +387,124 @@ def _falling(errors: Floats) -> Floats:
     return np.concatenate([largest, np.zeros((len(errors), 1))], axis=1)
 
 
-def caches_of(frontier: pd.DataFrame, rule: str, weights: Weights | None = None) -> list[Cache]:
-    """The key-value heads that have errors of any rule; one that this rule has no size for needs
-    all of its keys.
-
-    With weights a head's relative error counts as much as the weight times the size of its output.
+class RuleCaches:
+    """The key-value heads that have errors of any rule, under one rule; one that this rule has no
+    size for needs all of its keys. Prepared for many sizes and totals.
     """
-    known = frontier[np.isfinite(frontier["relative"])]
-    if not len(known):
-        raise ValueError("no errors of kept keys in this run; were all of its heads refused?")
-    with np.errstate(invalid="ignore"):  # no error, no quantile
-        q95 = np.where(known["rms"] > 0, known["q95"] * known["relative"] / known["rms"], 0.0)
-    groups = known.assign(q95=q95).groupby(["layer", "kv_head"], sort=True)
-    caches = [Cache.of(int(layer), int(kv), rows, rule) for (layer, kv), rows in groups]
-    if weights is None:
-        return caches
-    size = (known["rms"] / known["relative"]).where(known["relative"] > 0)
-    sizes = size.groupby([known["layer"], known["head"]]).median()
-    if missing := [place for place in sizes.index if place not in weights]:
-        raise ValueError(
-            f"weights: there is none of head {missing[0][0]}.{missing[0][1]}; measure all heads of"
-            " the probe"
-        )
-    counts = {place: weights[place] * (size if size > 0 else 0.0) for place, size in sizes.items()}
-    scale = math.sqrt(float(np.square(list(counts.values())).mean())) or 1.0
-    return [
-        replace(cache, counts=np.array([counts[cache.layer, head] / scale for head in cache.heads]))
-        for cache in caches
-    ]
 
+    def __init__(self, frontier: pd.DataFrame, rule: str) -> None:
+        known = frontier[np.isfinite(frontier["relative"])]
+        if not len(known):
+            raise ValueError("no errors of kept keys in this run; were all of its heads refused?")
+        self.rule, self.priced = rule, _priced(frontier)
+        if not self.priced:
+            known = known.drop(columns="nats_windows", errors="ignore")
+        with np.errstate(invalid="ignore"):  # no error, no quantile
+            q95 = np.where(known["rms"] > 0, known["q95"] * known["relative"] / known["rms"], 0.0)
+        known = known.assign(q95=q95, cut=known.get("cut", math.nan))
+        groups = known.groupby(["layer", "kv_head"], sort=True)
+        self.caches = [Cache.of(int(layer), int(kv), rows, rule) for (layer, kv), rows in groups]
 
-class _Caches:
-    """The caches of a rule, prepared for many sizes and totals."""
+    @cached_property
+    def sharing(self) -> Sharing:
+        """What a split makes small: the predicted loss where it is known, else relative errors."""
+        if self.priced:
+            return Sharing([cache.in_nats for cache in self.caches])
+        return self.by_error
 
-    def __init__(self, frontier: pd.DataFrame, rule: str, weights: Weights | None) -> None:
-        self.rule, self.caches = rule, caches_of(frontier, rule, weights)
-        self.sharing = Sharing([cache.counted for cache in self.caches])
+    @cached_property
+    def by_error(self) -> Sharing:
+        return Sharing([cache.relative for cache in self.caches])
 
-    def splits(self, epsilon: float | None, total: int | None) -> dict[str, Counts]:
+    def splits(self, asked: Asked) -> dict[str, Counts]:
         """At an error: each cache what its own heads need, the same share for all, and the best
-        split, these two with that error over all heads. Of a total: these two.
+        split, these two with that error over all heads. For a loss, or of a total: the last two,
+        and one cut where a rule has scores.
         """
+        if asked.epsilon is not None:
+            sharing = self.by_error
+            target = asked.epsilon**2 * sum(len(cache.heads) for cache in self.caches)
+            own = [tokens_needed(cache.relative, asked.epsilon) for cache in self.caches]
+            return {OWN: np.array(own), **self._fewest(sharing, target)}
         sharing = self.sharing
-        if total is not None:
+        if (kl := asked.kl) is not None:
+            found = self._fewest(sharing, kl)
+            cut = self._cut(lambda sizes: sharing.squared_error(sizes) <= kl, enough=True)
+        else:
+            assert asked.total is not None
             low, high = math.ceil(sharing.least.sum() / UNIT), int(sharing.most.sum() / UNIT)
-            if not low <= total <= high:
+            if not low <= asked.total <= high:
                 raise ValueError(
                     f"total: expected between {low} (the smallest sizes of {self.rule} measured)"
-                    f" and {high} keys (all), got {total}"
+                    f" and {high} keys (all), got {asked.total}"
                 )
-            both = sharing.split(total * UNIT)
-            return {UNIFORM: both.uniform, BEST: both.tokens}
-        assert epsilon is not None
-        target = epsilon**2 * sum(cache.counted.scale**2 for cache in self.caches)
-        return {
-            OWN: np.array([cache.needed(epsilon) for cache in self.caches]),
-            UNIFORM: sharing.split(sharing.fewest(target, uniform=True)).uniform,
-            BEST: sharing.split(sharing.fewest(target)).tokens,
-        }
+            total = asked.total * UNIT
+            both = sharing.split(total)
+            found = {UNIFORM: both.uniform, BEST: both.tokens}
+            cut = self._cut(lambda sizes: int(sizes.sum()) > total, enough=False)
+        return found if cut is None else {UNIFORM: found[UNIFORM], CUT: cut, BEST: found[BEST]}
+
+    def _fewest(self, sharing: Sharing, target: float) -> dict[str, Counts]:
+        uniform = sharing.split(sharing.fewest(target, uniform=True)).uniform
+        return {UNIFORM: uniform, BEST: sharing.split(sharing.fewest(target)).tokens}
+
+    def _cut(self, passed: Callable[[Counts], bool], *, enough: bool) -> Counts | None:
+        """Sizes above one score in all caches: the first, as the score falls, that passed; or the
+        last that did not (``enough=False``). None for a rule without scores.
+        """
+        scores = [cache.cut for cache in self.caches]
+        if not all(np.isfinite(cut).all() for cut in scores):
+            return None
+        known = np.unique(np.concatenate(scores))[::-1]
+        tried = np.interp(np.linspace(0, len(known) - 1, THRESHOLDS), np.arange(len(known)), known)
+
+        def above(score: float) -> Counts:
+            logs = [np.interp(-score, -cache.cut, np.log(cache.sizes)) for cache in self.caches]
+            return np.exp(logs).round().astype(np.int64)
+
+        low, high = -1, len(tried) - 1  # the last keeps all
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if passed(above(tried[middle])) else (middle, high)
+        return above(tried[high if enough else max(low, 0)])
 
     def rows(self, sizes: Counts) -> Iterator[dict[str, Any]]:
         for cache, size in zip(self.caches, sizes.tolist(), strict=True):
             place = {"layer": cache.layer, "kv_head": cache.kv_head, "heads": len(cache.heads)}
             yield place | cache.kept(size)
 
-    def head_rows(self, sizes: Counts, epsilon: float | None) -> Iterator[dict[str, Any]]:
-        """Query heads: with the keys of their cache, or at an error with those each would need."""
-        for cache, size in zip(self.caches, sizes.tolist(), strict=True):
-            for head in cache.alone():
-                own = size if epsilon is None else head.needed(epsilon)
-                place = {"layer": cache.layer, "head": head.heads[0], "kv_head": cache.kv_head}
-                yield place | head.kept(own)
+    def totals(self, asked: Asked, splits: dict[str, Counts]) -> pd.DataFrame:
+        return pd.DataFrame([self._total(asked, split, sizes) for split, sizes in splits.items()])
 
-    def totals(self, epsilon: float | None, splits: dict[str, Counts]) -> pd.DataFrame:
-        return pd.DataFrame([self._total(epsilon, split, sizes) for split, sizes in splits.items()])
-
-    def _total(self, epsilon: float | None, split: str, sizes: Counts) -> dict[str, Any]:
+    def _total(self, asked: Asked, split: str, sizes: Counts) -> dict[str, Any]:
         found = [cache.at(size) for cache, size in zip(self.caches, sizes.tolist(), strict=True)]
-        counted, heads, layers = 0.0, dict[str, float](), dict[str, list[float]]()
-        for cache, (rms, _) in zip(self.caches, found, strict=True):
-            counted += float(np.square(cache.counts * rms).sum())
+        heads, layers = dict[str, float](), dict[str, list[float]]()
+        for cache, (rms, _, _) in zip(self.caches, found, strict=True):
             heads |= {f"{cache.layer}.{h}": float(e) for h, e in zip(cache.heads, rms, strict=True)}
             layers.setdefault(str(cache.layer), []).extend(np.square(rms).tolist())
         layer_errors = {layer: math.sqrt(np.mean(squares)) for layer, squares in layers.items()}
         head, layer = (max(each, key=each.__getitem__) for each in (heads, layer_errors))
         keys, most = float(sizes.sum()) / UNIT, float(self.sharing.most.sum()) / UNIT
-        return {
-            "epsilon": math.nan if epsilon is None else epsilon,
+        row = {
+            "epsilon": math.nan if asked.epsilon is None else asked.epsilon,
             "rule": self.rule,
             "split": split,
             "chosen": "for each query" if per_query(self.rule) else "once",
             "keys": keys,
             "ratio": keys / most,
             "saved": 1 - keys / most,
-            "error": math.sqrt(counted / len(heads)),
-            "q95": max(q95 for _, q95 in found),
+            "error": math.sqrt(np.square(list(heads.values())).mean()),
+            "q95": max(q95 for _, q95, _ in found),
             "worst": heads[head],
             "worst_head": head,
             "worst_layer_error": layer_errors[layer],
             "worst_layer": layer,
         }
+        if not self.priced:
+            return row
+        nats, low, high = mean_interval(sum(windows for _, _, windows in found), least=0.0)
+        ends = {"nats_low": low, "nats_high": high}
+        return row | {"nats": nats, **ends, "beyond": nats > SECOND_ORDER}
 
 
 # ---- Exports: a record of every key-value head (JSON, YAML), and kvpress's array.
@@ -465,17 +512,14 @@ class _Caches:
 
 def budget_record(found: Budget, about: Mapping[str, Any]) -> dict[str, Any]:
     """What is kept of every cache, with the error it leaves, and what that holds for."""
-    split = BEST if found.epsilon is None else OWN
-    (total,) = found.totals[found.totals["split"] == split].to_dict("records")
-    kept = ("layer", "kv_head", "n_keys", "keys", "ratio", "error", "q95")
-    names = [column.key for column in BUDGET if column.key not in ("epsilon", "saved")]
+    (total,) = found.totals[found.totals["split"] == found.asked.split].to_dict("records")
+    kept = found.caches.drop(columns=["heads", "best_split"])
     return {
         **about,
-        **{name: _plain(total[name]) for name in names},
-        "epsilon": found.epsilon,
-        "total": found.total,
+        **{name: _plain(value) for name, value in total.items() if name != "saved"},
+        **found.asked._asdict(),
         "caches": [
-            {name: _plain(row[name]) for name in kept} for row in found.caches.to_dict("records")
+            {name: _plain(value) for name, value in row.items()} for row in kept.to_dict("records")
         ],
     }
 
@@ -499,7 +543,7 @@ def as_bytes(content: dict[str, Any] | npt.NDArray[np.float32], kind: str, endin
 
 
 def prune_ratios(
-    frontier: pd.DataFrame, rule: str, layers: int, kv_heads: int, weights: Weights | None = None
+    frontier: pd.DataFrame, rule: str, layers: int, kv_heads: int
 ) -> npt.NDArray[np.float32]:
     """Shares to drop of each cache, (99, layers, kv_heads), as kvpress's per-head press reads them:
     row i is the best split that drops (i + 1) % of the keys that all caches hold.
@@ -517,7 +561,8 @@ def prune_ratios(
             f"kvpress: {rule} gives kept keys weights of 1/p, and a press has no weights; give"
             " another rule"
         )
-    caches = {(cache.layer, cache.kv_head): cache for cache in caches_of(frontier, rule, weights)}
+    known = RuleCaches(frontier, rule)
+    caches = {(cache.layer, cache.kv_head): cache for cache in known.caches}
     wanted = [(layer, kv) for layer in range(layers) for kv in range(kv_heads)]
     missing = [f"{layer}.{kv}" for layer, kv in wanted if (layer, kv) not in caches]
     if missing:
@@ -526,7 +571,7 @@ def prune_ratios(
             f"kvpress: expected every key-value head of {layers} layers; this run has layers"
             f" {measured}, without {', '.join(missing[:5])}{' ...' if len(missing) > 5 else ''}"
         )
-    sharing = Sharing([caches[place].counted for place in wanted])
+    sharing = known.sharing
     least, most = int(sharing.least.sum()), int(sharing.most.sum())
     found = np.empty((99, len(wanted)))
     for percent in range(1, 100):

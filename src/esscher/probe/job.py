@@ -20,8 +20,8 @@ import pyarrow.compute as compute_arrow
 
 from esscher.hf.capture import parity
 from esscher.hf.checkpoint import written
-from esscher.hf.loading import Loaded, wrap_model
-from esscher.probe.budget import budget_table, gradients_of, random_frontier
+from esscher.hf.loading import Loaded, task_of, wrap_model
+from esscher.probe.budget import budget_table, nats_table, random_frontier
 from esscher.probe.measure import (
     LayerState,
     columns,
@@ -154,7 +154,9 @@ def consolidate(session: Session, shards: Sequence[Shard]) -> Mapping[str, Any]:
         frontier = random_frontier(tables["heads"], tables["curves"])
     if len(frontier) and np.isfinite(frontier["relative"]).any():
         asked = [(epsilon, None) for epsilon in spec.epsilons]
-        tables["budget"] = budget_table(frontier, asked, gradients_of(tables["heads"]))
+        tables["budget"] = budget_table(frontier, asked)
+        if len(nats := nats_table(frontier)):
+            tables["nats"] = nats
     if spec.moments:
         from esscher.probe.agreement import agreement_table
 
@@ -261,8 +263,21 @@ def about(session: Session, heads: pd.DataFrame, same: pd.DataFrame | None) -> p
         "pool": session.spec.pool,
         "keys": session.keys,
         "queries": len(session.queries),
+        "no_nats": _no_nats(session, heads),
     }
     return pd.DataFrame([row])
+
+
+def _no_nats(session: Session, heads: pd.DataFrame) -> str:
+    """Why this run predicts no loss in nats; empty where it does."""
+    model = session.loaded.model
+    if not session.spec.compared:
+        return "no keep rules were compared; use --pool sequence"
+    if task_of(model) != "language":
+        return f"{type(model).__name__} has no language head, and so no next tokens"
+    if heads["gradient"].isna().all():
+        return f"{type(model).__name__} cannot continue from a cache"
+    return ""
 
 
 PROBE = Job(

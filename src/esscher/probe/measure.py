@@ -19,7 +19,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from esscher.errors.grid import Deposit, Grid
-from esscher.probe.budget import BUDGET
+from esscher.probe.budget import BUDGET, MODEL
 from esscher.probe.session import FEWEST, Session
 from esscher.probe.spec import ProbeSpec
 from esscher.probe.statistic import (
@@ -147,6 +147,7 @@ def columns(spec: ProbeSpec) -> dict[str, tuple[Column, ...]]:
         heads, layers = (*heads, *EXPONENTS), (*layers, *EXPONENTS)
         more = {"agreement": AGREEMENT, "limits": LIMITS}
     found: dict[str, tuple[Column, ...]] = {"heads": heads, "layers": layers, "budget": BUDGET}
+    found["nats"] = MODEL
     for statistic in statistics:
         found |= statistic.tables(spec)
     return found | more

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from esscher.hf.call import AttentionCall, at_least_single, softmax
-from esscher.hf.gradients import DRAWS, drawn_gradients, gradient_size
+from esscher.hf.gradients import DRAWS, FisherMetric, drawn_gradients, fisher_metric
 from esscher.hf.interventions import prefill
 from esscher.hf.loading import task_of
 from esscher.keep import Impact, parse
@@ -134,48 +134,43 @@ def own_queries(
     return WindowQueries(session, captured, place, window, positions)
 
 
-def window_gradients(session: Session, window: int) -> dict[int, list[float]]:
-    """Root mean square gradient of log p of drawn next tokens at the output of every head, by
-    layer.
+def window_metric(session: Session, window: int) -> FisherMetric | None:
+    """The Fisher metric of every head at the last places of a window.
 
-    The window is prefilled but for its last places, where all heads are tapped at once: memory is
-    that of a few tokens. Empty for a model without next tokens, or without a cache.
+    The window is prefilled but for these places, where all heads are tapped at once: memory is that
+    of a few tokens. None for a model without a language head, or without a cache.
     """
     model = session.loaded.model
     if task_of(model) != "language":
-        return {}
+        return None
     real = session.windows.ids[window][~session.windows.padding[window]].astype(np.int64)
     ids = torch.from_numpy(real)[None].to(session.loaded.device)
     places = min(PLACES, ids.shape[1] // QUARTER)
     try:
         held = prefill(model, ids[:, :-places])
-    except ValueError:  # heads then count alike, and a budget says so
-        return {}
+    except ValueError:  # the run then has no losses in nats, and says so
+        return None
     generator = torch.Generator().manual_seed(session.spec.unit_seed({"window": window}))
-    drawn = drawn_gradients(held, ids[:, -places:], DRAWS, generator)
-    return {
-        layer: gradient_size([one[layer] for one in drawn]).tolist() for layer in session.layers
-    }
+    return fisher_metric(drawn_gradients(held, ids[:, -places:], DRAWS, generator))
 
 
 # ---- a query's own context
 
 
 def window_layers(session: Session, window: int, take: Callable[[LayerState], object]) -> None:
-    """A forward pass, and one for gradients where rules are compared: ``take`` gets each layer with
-    the numbers of the window's queries.
+    """A forward pass, and one with gradients where rules are compared: ``take`` gets each layer
+    with the numbers of the window's queries.
     """
-    ruled, gradients = window in session.rule_windows, dict[int, list[float]]()
+    ruled = window in session.rule_windows
     rules = [parse(text) for text in session.spec.compared] if ruled else []
     grams = session.grams  # what needs passes of its own comes before the capture
-    if ruled:
-        gradients = window_gradients(session, window)
+    fisher = window_metric(session, window) if ruled else None
     behind = any(isinstance(part, Impact) for rule in rules for part in rule.parts)
     projections = session.projections if behind else {}
 
     def sink(captured: AttentionCall, batch: Indices) -> None:
         layer = captured.layer
-        about = gradients.get(layer), projections.get(layer)
+        about = fisher, projections.get(layer)
         take(WindowLayer(session, captured, window, rules, *about).state(grams.get(layer)))
         advance((session.layers.index(layer) + 1) / len(session.layers))
 
@@ -191,11 +186,11 @@ class WindowLayer:
         captured: AttentionCall,
         window: int,
         rules: Sequence[Rule],
-        gradients: list[float] | None,
+        fisher: FisherMetric | None,
         projection: Tensor | None,
     ) -> None:
         self.session, self.captured, self.number = session, captured, window
-        self.rules, self.gradients, self.projection = rules, gradients, projection
+        self.rules, self.fisher, self.projection = rules, fisher, projection
         self.info = LayerInfo.of(captured, own=True)
         self.queries = own_queries(session, captured, 0, window)
         self.notes: dict[str, Any] = {}
@@ -210,9 +205,6 @@ class WindowLayer:
     def outputs(self, head: int) -> Tensor:
         return self._outputs[head]
 
-    def gradient(self, head: int) -> float | None:
-        return None if self.gradients is None else self.gradients[head]
-
     def rule_errors(self, head: int) -> dict[str, Tensor] | None:
         """Of the judged queries; heads that share keys are compared together."""
         if not self.rules or not self._enough:
@@ -220,8 +212,9 @@ class WindowLayer:
         kv_head = self.info.kv_head(head)
         if kv_head not in self._by_kv_head:
             asked = self.session.rule_queries(self.number)
+            metric = None if self.fisher is None else self.fisher.of_layer[self.info.layer]
             found = compare_rules(
-                self._asking, asked, self.info, kv_head, self.rules, self.projection
+                self._asking, asked, self.info, kv_head, self.rules, self.projection, metric
             )
             self._by_kv_head = {kv_head: found}  # heads come in order
         if head not in self._by_kv_head[kv_head]:

@@ -346,11 +346,11 @@ def _listed(name: str, value: Any) -> Any:
 
 # ---- What a budget is asked, as the flags of ``esscher budget``.
 
-ALLOWED = 0.1  # relative error, where neither an error nor a total is given
+ALLOWED = 0.1  # relative error, where nothing else is asked
 
 
 class BudgetFlags(Plain):
-    """A keep rule, and an error or a total."""
+    """A keep rule, and an error, a total or a loss in nats."""
 
     rule: str | None = Field(default=None, description="keep rule, such as heavy or sinks:4+recent")
     epsilon: float | None = Field(
@@ -359,10 +359,6 @@ class BudgetFlags(Plain):
     total: int | None = Field(
         default=None, description="keys to split between all key-value heads, instead of an error"
     )
-    weights: str | None = Field(
-        default=None,
-        description=(
-            "what heads count in a split: none (all alike), or a run of esscher compress"
-            " --sensitivity"
-        ),
+    kl: float | None = Field(
+        default=None, description="predicted loss to allow, nats per token, instead of an error"
     )

@@ -279,9 +279,12 @@ class HeadView(Head):
         return self.window.outputs(self.head)[self.rows]
 
     @property
-    def gradient(self) -> float | None:
-        """Root mean square gradient of log p of next tokens at the head's output."""
-        return None if self.window is None else self.window.gradient(self.head)
+    def fisher(self) -> tuple[Tensor, float] | None:
+        """The Fisher metric of the head (d_v, d_v) and the relative standard error of its trace."""
+        if self.window is None or self.window.fisher is None:
+            return None
+        found, layer = self.window.fisher, self.info.layer
+        return found.of_layer[layer][self.head], float(found.stderr[layer][self.head])
 
     @cached_property
     def rule_errors(self) -> dict[str, Tensor] | None:

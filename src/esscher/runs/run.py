@@ -358,15 +358,21 @@ class Run:
         return str(find_view("text")(self))
 
     def budget(
-        self, epsilon: float | None = None, *, total: int | None = None, rule: str | None = None
+        self,
+        epsilon: float | None = None,
+        *,
+        total: int | None = None,
+        kl: float | None = None,
+        rule: str | None = None,
     ) -> Any:
-        """Keys that a keep rule needs in each cache of a probe, for an error (0.1 unless told) or
-        of a total.
+        """Keys that a keep rule needs in each cache of a probe: for an error (0.1 unless told), for
+        a predicted loss of ``kl`` nats per token, or of a total.
 
-        ``rule``: one that the run measured; random keys when left out. The answer, that of
-        ``esscher budget``, has tables ``heads``, ``caches`` and ``totals``.
+        ``rule``: one that the run measured. When left out: for a loss the one whose cache is
+        smallest, else random keys. The answer, that of ``esscher budget``, has tables ``caches``
+        and ``totals``.
         """
-        return find_view("budget")(self, epsilon, total, rule)
+        return find_view("budget")(self, epsilon, total, rule, kl)
 
     def __repr__(self) -> str:
         tables = ", ".join(self.tables) or "none yet"

@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from esscher.errors.curve import CURVE
-from esscher.errors.keep_curve import KeepErrors
+from esscher.errors.keep_curve import KeepErrors, square_root
+from esscher.intervals import mean_interval
 from esscher.keep import parse
 from esscher.keep.context import Context
-from esscher.keep.rule import Rule
+from esscher.keep.rule import Placed, Ranked, Rule
 from esscher.probe.budget import per_query
 from esscher.probe.curves import at_error, percent
 from esscher.probe.session import RuleQueries, Session
@@ -52,11 +53,12 @@ STREAM, CHANCE = "sinks:4+recent", "random"  # they and the best rule tell a hea
 STREAMS, DIFFUSE = 0.25, 4.0
 ERROR = 0.1  # relative, at which kinds are told
 NONE = "none"  # in place of a rule, where none reaches an error
+RANK = 64  # directions of a head's Fisher metric that are stored
 
 
 class Frontier(Statistic):
-    """Errors of the judged queries of some windows, and the gradient of log p
-    at the head's output there: its weight in a split of keys between heads.
+    """Errors of the judged queries of some windows, and the Fisher metric F of the head there:
+    an error e of its output costs 1/2 e'F e nats.
     """
 
     name = "frontier"
@@ -71,23 +73,33 @@ class Frontier(Statistic):
         return (*KIND, RULE_KEYS, *reached, GRADIENT)
 
     def tables(self, spec: ProbeSpec) -> dict[str, tuple[Column, ...]]:
-        return {"frontier": FRONTIER} if spec.compared else {}
+        return {"frontier": FRONTIER, "fisher": FISHER} if spec.compared else {}
 
     def measure(self, head: HeadView) -> Numbers:
         found = dict(head.rule_errors or {})
-        if head.gradient is not None:
-            found["gradient"] = torch.tensor([head.gradient], dtype=torch.float64)
+        for name in found.keys() & {"nats", "cut"}:  # one number for the window
+            found[name] = found[name].mean(0, keepdim=True)
+        if head.fisher is not None:
+            metric, stderr = head.fisher
+            trace = float(metric.double().trace())
+            found["trace"] = torch.tensor([[trace, stderr * trace]], dtype=torch.float64)
+            found["fisher"] = square_root(metric)[:, :RANK].mT.float()
         return found
 
     def finish(self, found: Numbers, end: HeadEnd) -> Result:
         spec = end.spec
         if not spec.compared:
             return Result({}, {})
-        felt = found.get("gradient")
-        gradient = math.nan if felt is None else float(felt.square().mean().sqrt())
+        gradient, tables = math.nan, {}
+        if "fisher" in found:
+            row = _fisher(found)
+            gradient, tables = (
+                math.sqrt(row["trace"] / row["width"]),
+                {"fisher": pd.DataFrame([row])},
+            )
         if "mse" not in found:  # no window has enough keys
             words = {c.key: "" if c.kind == "word" else math.nan for c in self.columns(spec)}
-            return Result(words | {"gradient": gradient}, {})
+            return Result(words | {"gradient": gradient}, tables)
         keys = float(found["keys"].double().mean())
         rows = _rows(found, spec.compared).assign(
             kv_head=end.kv_head, keys=keys, queries=len(found["keys"])
@@ -97,7 +109,23 @@ class Frontier(Statistic):
         for epsilon in spec.epsilons:
             needed = {rule: _needed(own, epsilon) for rule, own in curves.items()}
             columns |= {at_error(name, epsilon): value for name, value in _fewest(needed).items()}
-        return Result(columns, {"frontier": rows})
+        return Result(columns, tables | {"frontier": rows})
+
+
+def _fisher(found: Numbers) -> dict[str, Any]:
+    """The mean of the windows' metrics, of which the largest directions are stored."""
+    trace = float(found["trace"][:, 0].mean())
+    windows, rows = len(found["trace"]), found["fisher"].double()
+    factor = square_root(rows.mT @ rows / windows)[:, :RANK]
+    return {
+        "width": rows.shape[1],
+        "rank": factor.shape[1],
+        "windows": windows,
+        "trace": trace,
+        "stderr": float(found["trace"][:, 1].norm()) / windows,
+        "share": float(factor.square().sum()) / trace if trace > 0 else 1.0,
+        "factor": factor.mT.flatten().float().tolist(),
+    }
 
 
 def _rows(found: Numbers, rules: tuple[str, ...]) -> pd.DataFrame:
@@ -125,8 +153,21 @@ def _rows(found: Numbers, rules: tuple[str, ...]) -> pd.DataFrame:
             "oracle": chosen[rule, share],
             "queries_choosing": found["choosing"].numpy().min(0)[rule],
             "accuracy": found["accuracy"].numpy().max(0)[rule],
+            "cut": found["cut"].numpy().mean(0)[rule, share],
+            **_nats(found, rule, share),
         }
     )
+
+
+def _nats(found: Numbers, rule: Any, share: Any) -> dict[str, Any]:
+    """The predicted loss of these rows, its interval over windows, and that of every window."""
+    if "nats" not in found:
+        unknown = dict.fromkeys(("nats", "nats_low", "nats_high"), math.nan)
+        return unknown | {"nats_windows": [[] for _ in rule]}
+    windows = found["nats"].numpy()[:, rule, share].T
+    ends = np.array([mean_interval(own, least=0.0) for own in windows]).reshape(-1, 3)
+    named = dict(zip(("nats", "nats_low", "nats_high"), ends.T, strict=True))
+    return named | {"nats_windows": windows.tolist()}
 
 
 def _needed(rows: pd.DataFrame, epsilon: float, keys: float = math.inf) -> float:
@@ -201,13 +242,14 @@ def compare_rules(
     kv_head: int,
     rules: Sequence[Rule],
     output: Tensor | None = None,
+    metric: Tensor | None = None,
 ) -> dict[int, dict[str, Tensor]]:
     """Errors of the judged queries, by head; a head whose scores overflow has none, and no say in
     what the others keep.
 
     ``queries``: those that choose, and then those that are judged. ``output``: W_O of the layer,
-    (heads, width, d), for rules that ask what lies behind a head. The numbers are those of
-    :func:`_errors`.
+    (heads, width, d), for rules that ask what lies behind a head. ``metric``: the Fisher metric of
+    each head, (heads, width, width), for errors in nats. The numbers are those of :func:`_errors`.
     """
     sharing = [head for head in range(info.heads) if info.kv_head(head) == kv_head]
     seen = torch.stack([queries.seen_by(head) for head in sharing])  # (heads, m, T)
@@ -219,7 +261,7 @@ def compare_rules(
         return {}
     first = len(asked.choosing)
     choosers, judged = (
-        _context(queries, info, kv_head, heads, keys, rows, output)
+        _context(queries, info, kv_head, heads, keys, rows, output, metric)
         for rows in (slice(None, first), slice(first, None))
     )
     cached = judged.visible.any(0)  # what no judged query sees is no key of theirs
@@ -244,6 +286,7 @@ def _context(
     keys: Tensor,
     rows: slice,
     output: Tensor | None,
+    metric: Tensor | None,
 ) -> Context:
     """What some of the queries see of these keys, all heads below each other."""
     seen = torch.stack([queries.seen_by(head)[rows][:, keys] for head in heads])
@@ -261,10 +304,9 @@ def _context(
         logits.flatten(0, 1),
         sink=None if sinks is None else sinks[heads].repeat_interleave(len(place)),
     )
-    if output is None:
-        return context
     of = torch.arange(len(heads), device=keys.device).repeat_interleave(len(place))
-    return replace(context, heads=of, output=output[heads])
+    output, metric = (None if x is None else x[heads] for x in (output, metric))
+    return replace(context, heads=of, output=output, metric=metric)
 
 
 def _errors(
@@ -276,29 +318,40 @@ def _errors(
     ``mse`` (m, R, S): E|output - limit|^2; ``oracle``: the same where the judged queries choose for
     themselves; ``kept`` (m, R, S): keys, the mean over all heads that share them; ``keys`` (m,): of
     the cache; ``limit`` (m,): |limit|^2; ``accuracy`` (m, R); ``choosing`` (m, R): positions whose
-    queries chose the keys, 0 where none did.
+    queries chose the keys, 0 where none did; ``nats`` (m, R, S), where heads have a metric: half of
+    E e'F e, e = output - limit; ``cut`` (m, R, S): the score of the last key kept, where a rule
+    ranks keys once for all queries.
     """
     n, place = np.unique(kept_sizes(context.keys), return_inverse=True)
     shape = (len(context.q), len(rules), len(n))
-    mse, oracle, kept = (np.full(shape, np.nan) for _ in range(3))
+    mse, oracle, kept, nats, cut = (np.full(shape, np.nan) for _ in range(5))
+    priced = context.metric is not None
     accuracy, chose = np.full(shape[:2], np.nan), np.zeros(shape[:2], dtype=np.int64)
     own, held_out = KeepErrors(context), KeepErrors(replace(context, choosers=choosers))
     for i, rule in enumerate(rules):
         possible = n >= _least(rule, context)
         if not possible.any():
             continue
-        curve = own.curve(rule, n[possible])
+        observes = any(part.observes for part in rule.parts)
+        curve = own.curve(rule, n[possible], nats=priced and not observes)
         assert curve.queries is not None
         oracle[:, i, possible] = curve.queries.mse
-        if any(part.observes for part in rule.parts):
+        if observes:
             chose[:, i] = choosing
-            curve = held_out.curve(rule, n[possible])
+            curve = held_out.curve(rule, n[possible], nats=priced)
         assert curve.queries is not None
         assert curve.kept is not None
+        if curve.queries.nats is not None:
+            nats[:, i, possible] = curve.queries.nats
+        if isinstance(rule, Ranked) and not (rule.per_query or isinstance(rule, Placed)):
+            order = rule.order(held_out.asked).double().sort(descending=True).values.cpu().numpy()
+            cut[:, i, possible] = order[n[possible] - 1]
         mse[:, i, possible], kept[:, i, possible] = curve.queries.mse, curve.kept
         accuracy[:, i] = curve.accuracy
     found = {"mse": mse[..., place], "oracle": oracle[..., place], "kept": kept[..., place]}
-    found |= {"accuracy": accuracy, "choosing": chose}
+    found |= {"accuracy": accuracy, "choosing": chose, "cut": cut[..., place]}
+    if priced:
+        found["nats"] = nats[..., place]
     return {
         **{name: torch.from_numpy(x) for name, x in found.items()},
         "keys": context.visible.sum(1).cpu(),
@@ -432,4 +485,47 @@ FRONTIER = (
         "queries", "int", "queries judged", "Number of queries that the error is the mean over."
     ),
     ACCURACY,
+    Column(
+        "cut",
+        "float",
+        "score of the last key",
+        "Score of the last key kept, where a rule ranks keys once for all queries: one cut over all"
+        " heads keeps the keys above one score.",
+    ),
+    Column(
+        "nats",
+        "float",
+        "predicted KL",
+        "Predicted divergence of next tokens when this head loses its keys, nats per token: half"
+        " the mean of e'F e, e the exact error of its output under the rule, F its Fisher metric."
+        " It holds for the judged queries: the text after the cut, which did not choose. Heads add;"
+        " a key-value head costs the sum of its heads.",
+        "log",
+        ends=("nats_low", "nats_high"),
+    ),
+    Column("nats_low", "float", "predicted KL, low", "Lower end of its interval over windows."),
+    Column("nats_high", "float", "predicted KL, high", "Upper end of its interval over windows."),
+    Column("nats_windows", "list", "predicted KL, windows", "The same of every window."),
+)
+FISHER = (
+    LAYER,
+    HEAD,
+    Column("width", "int", "width", "Width of the head's output."),
+    Column("rank", "int", "rank", "Directions of the Fisher metric that are stored."),
+    Column("windows", "int", "windows", "Windows that the metric is the mean of."),
+    Column(
+        "trace",
+        "float",
+        "trace F",
+        "Trace of F = E g g', g the gradient of log p of drawn next tokens at the head's output.",
+        "log",
+    ),
+    Column("stderr", "float", "standard error", "Of the trace, over draws of next tokens.", "log"),
+    Column("share", "float", "share stored", "Share of the trace that the stored directions have."),
+    Column(
+        "factor",
+        "list",
+        "factor",
+        "R of F = R'R, rank x width, row by row: nats of an error e are half of |R e|^2.",
+    ),
 )
