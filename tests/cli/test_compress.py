@@ -1,4 +1,4 @@
-"""esscher compress and budget --weights as users call them, on a tiny model."""
+"""esscher compress as users call it, on a tiny model."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from esscher.compress.spec import CompressSpec
 from esscher.report.page import content_of
 from esscher.runs import load_run
 from tests.cli.commands import run
 from tests.compress.runs import folder
-from tests.models.frontiers import CONSTANTS, frontier_run
-from tests.report.atlas import store_run
 
 ASKED = [
     "--texts",
@@ -78,41 +75,3 @@ def test_bad_flags_end_in_one_line(
     assert code == 2
     assert message in err
     assert err.count("\n") == 1
-
-
-def test_budgets_by_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Heads of layer 0 count twenty times, by the probe's own gradients or by those of another run:
-    it keeps more.
-    """
-    felt = {place: 20.0 if place[0] == 0 else 1.0 for place in CONSTANTS}
-    stored = frontier_run(tmp_path / "probe", gradients=felt)
-    rows = [
-        {"layer": layer, "head": head, "plain": 1.0, "nats": felt[layer, head] ** 2 / 2}
-        for layer, head in CONSTANTS
-    ]
-    elsewhere = str(store_run(tmp_path / "elsewhere", CompressSpec(), {"sensitivity": rows}).path)
-    asked = ["budget", str(stored.path), "--rule", "heavy", "--total", "300"]
-    found = {
-        name: json.loads(run([*asked, "--json", *more], capsys)[1])
-        for name, more in {
-            "own": [],
-            "none": ["--weights", "none"],
-            "run": ["--weights", elsewhere],
-        }.items()
-    }
-    kept = {name: [row["keys"] for row in one["caches"]] for name, one in found.items()}
-    assert kept["own"] == kept["run"]
-    assert sum(kept["own"][:2]) > 1.3 * sum(kept["none"][:2])
-    assert sum(kept["own"]) == pytest.approx(300)
-    assert {name: one["weights"] for name, one in found.items()} == {
-        "own": "heads count by the gradient of log p",
-        "none": "heads count alike",
-        "run": f"heads count by the gradients of {elsewhere}",
-    }
-
-
-def test_weights_of_a_run_without_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = str(frontier_run(tmp_path / "probe").path)
-    code, _, err = run(["budget", path, "--rule", "heavy", "--weights", path], capsys)
-    assert code == 2
-    assert "has no table sensitivity; run esscher compress with --sensitivity" in err

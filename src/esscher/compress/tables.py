@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from esscher.compress.metrics import metrics
-from esscher.compress.price import SECOND_ORDER
+from esscher.hf.gradients import SECOND_ORDER
 from esscher.intervals import mean_interval, share_interval
 from esscher.runs.columns import Column, Declared
 

@@ -20,9 +20,9 @@ from torch import Tensor
 from esscher.errors.curve import CURVE
 from esscher.errors.keep_curve import KeepErrors, square_root
 from esscher.intervals import mean_interval
-from esscher.keep import parse
+from esscher.keep import Recent, Sinks, parse
 from esscher.keep.context import Context
-from esscher.keep.rule import Placed, Ranked, Rule
+from esscher.keep.rule import Ranked, Rule
 from esscher.probe.budget import per_query
 from esscher.probe.curves import at_error, percent
 from esscher.probe.session import RuleQueries, Session
@@ -343,7 +343,7 @@ def _errors(
         assert curve.kept is not None
         if curve.queries.nats is not None:
             nats[:, i, possible] = curve.queries.nats
-        if isinstance(rule, Ranked) and not (rule.per_query or isinstance(rule, Placed)):
+        if isinstance(rule, Ranked) and not (rule.per_query or isinstance(rule, Sinks | Recent)):
             order = rule.order(held_out.asked).double().sort(descending=True).values.cpu().numpy()
             cut[:, i, possible] = order[n[possible] - 1]
         mse[:, i, possible], kept[:, i, possible] = curve.queries.mse, curve.kept
