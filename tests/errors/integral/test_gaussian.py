@@ -253,7 +253,9 @@ def test_numbers_arrays_and_tensors() -> None:
     assert f1.shape == f2.shape == (3, 7)
     assert f1.dtype == np.float64
     assert f1[1, 4] == gaussian_error(3, np.linspace(0, 2, 7)[4])[0]
-    tensors = gaussian_error(torch.tensor([[2], [3], [5]]), torch.linspace(0, 2, 7).double())
+    tensors = gaussian_error(
+        torch.tensor([[2], [3], [5]]), torch.linspace(0, 2, 7, dtype=torch.float64)
+    )
     np.testing.assert_allclose(tensors[0], f1, rtol=1e-13)
     assert gaussian_error(5, np.zeros((0, 3)))[0].shape == (0, 3)
 
