@@ -11,9 +11,10 @@ from esscher.compress.choose import PAGE, SPLIT, cache_rule, choose, default_spl
 from esscher.compress.every import EveryText
 from esscher.compress.job import compute
 from esscher.compress.price import predicted
+from esscher.compress.prompt import Prompt
 from esscher.compress.session import source_of
 from esscher.compress.text import Cell, Text
-from esscher.keep import Context, parse
+from esscher.keep import Context, Fisher, parse
 from tests.compress.runs import WINDOW, source, spec
 
 KEYS = 30
@@ -24,6 +25,11 @@ CACHED = [
     *("sinks:2+recent", "sinks:2+random", "sinks:2+recent:4+heavy:pool=3"),
     *("sinks:2+recent:4+expected", "sinks:2+recent:4+impact", "random:reweight", "neyman:shared"),
 ]
+
+
+class ByReplay(Fisher):
+    name = "by_replay"
+    queries = "replay"
 
 
 def observed(seed: int = 0) -> Context:
@@ -53,7 +59,8 @@ def test_the_last_query_decides_and_all_that_are_observed_have_a_say() -> None:
 @pytest.mark.parametrize(
     ("text", "whole", "split"),
     [
-        ("fisher", "recent:16+sinks:4+fisher", "exact"),
+        ("fisher", "recent:16+sinks:4+fisher", "cut"),
+        ("kvzip", "recent:16+sinks:4+kvzip", "exact"),
         ("heavy:last=3", "recent:16+sinks:4+heavy:last=3", "exact"),
         ("keynorm", "recent:16+sinks:4+keynorm", "uniform"),
         ("sinks:2+heavy", "sinks:2+heavy", "exact"),
@@ -121,7 +128,7 @@ def test_one_cut_keeps_as_many_and_only_what_is_held() -> None:
 
 
 def test_stored_shares_are_of_what_the_cache_holds() -> None:
-    draws = compute(spec("gemma", rules=RULES), {"text": 0})["draws"]
+    draws = compute(source("gemma", rules=RULES), {"text": 0})["draws"]
     own = [row for row in draws if row["rule"] == "recent" and row["metric"] == "kl"]
     assert [(row["keep"], row["kept"], row["keys"]) for row in own] == [
         (0.2, pytest.approx(20 / 3), pytest.approx(100 / 3)),
@@ -139,7 +146,7 @@ def test_what_is_not_dropped_is_held(some: dict[str, list[int]], kept: int) -> N
     """A layer that drops nothing keeps its whole cache, and so does a cache that one of its query
     heads reads whole.
     """
-    draws = compute(spec("gemma", rules=["recent"], keep=[0.2], **some), {"text": 0})["draws"]
+    draws = compute(source("gemma", rules=["recent"], keep=[0.2], **some), {"text": 0})["draws"]
     (row,) = [row for row in draws if row["rule"] == "recent" and row["metric"] == "kl"]
     assert row["kept"] / row["keys"] == pytest.approx(kept / 100)
 
@@ -178,6 +185,37 @@ def test_a_replay_reads_the_prompt_once_more() -> None:
     assert any(not torch.allclose(largest[layer][kv], rows) for (layer, kv), rows in last.items())
     kept = choose(asked.prompt, found.rules["fisher"], 0.5, "cut").kept
     assert all(bool(rows[:, :4].all()) and bool(rows[:, -16:].all()) for rows in kept.values())
+
+
+def test_fisher_is_the_mean_over_a_replay_and_the_last_queries() -> None:
+    """Keys that stand among the last queries stay for them, and have the replay's score alone."""
+    found = source("llama", rules=["fisher"], observe=8, dtype="float64")
+    asked = Text(found, found.ids(int(found.texts[0])), found.prefill)
+    prompt, rule = asked.prompt, found.rules["fisher"]
+    replayed = ByReplay()
+    alone = Prompt(
+        prompt.model, prompt.ids, [replayed], prompt.outputs, prompt.tokenizer, prompt.settings
+    )
+    metric = prompt.metric
+    assert metric is not None
+    keys, last = prompt.keys, prompt.spared["last"]
+    assert last == 8
+    for call in prompt.references["last"]:  # all eight queries: few enough to be kept
+        weights, values = call.weights()[0], call.value[0]
+        for kv in range(call.kv_heads):
+            score = prompt.scores(rule)[call.layer][kv]
+            of_replay = alone.scores(replayed)[call.layer][kv]
+            torch.testing.assert_close(score[keys - last :], of_replay[keys - last :])
+            for j in range(0, keys - last, 7):  # one key is taken out
+                cost = 0.0
+                for head in range(kv * call.shared, (kv + 1) * call.shared):
+                    rows = weights[head].clone()
+                    full = rows @ values[kv]
+                    rows[:, j] = 0
+                    error = rows @ values[kv] / rows.sum(1, keepdim=True) - full
+                    every = error.expand(call.heads, -1, -1)
+                    cost += float(metric.nats(call.layer, every)[head].mean())
+                assert float(score[j]) == pytest.approx((float(of_replay[j]) + cost) / 2, rel=1e-6)
 
 
 def test_sizes_by_exact_errors_cost_less_than_equal_ones() -> None:

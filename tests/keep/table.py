@@ -33,6 +33,7 @@ OPEN = (
     "fisher",
     "kvzip",
     "kvzip_plus",
+    "kvgrad",
     "h2o",
     "snapkv",
     "tova",

@@ -73,6 +73,17 @@ def test_kvzip_is_the_largest_weight_and_kvzip_plus_weighs_it() -> None:
     torch.testing.assert_close(keep.KVzipPlus().order(rows), wanted)
 
 
+def test_kvgrad_weighs_it_by_the_slope_at_the_query() -> None:
+    rows = context(2.0)
+    slope = torch.linspace(0.1, 3.0, len(rows.q), dtype=torch.float64)
+    weight = torch.softmax(rows.whole.scores, 1)[:, : rows.keys]
+    wanted = torch.zeros(rows.keys, dtype=torch.float64)
+    for i, head in enumerate(rows.heads.tolist()):
+        length = (rows.v @ rows.output[head]).norm(dim=1)
+        wanted = torch.maximum(wanted, weight[i] * length * slope[i])
+    torch.testing.assert_close(keep.KVgrad().order(replace(rows, slope=slope)), wanted)
+
+
 def test_blocks_of_queries_join_to_the_same_score(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = context(1.0)
     rules = (keep.Fisher(), keep.KVzip(), keep.KVzipPlus(), keep.Heavy(), keep.Impact())

@@ -5,8 +5,8 @@ layer holds at most its window. Splits: ``uniform`` (every head keeps the same s
 cache), ``cut`` (one threshold on the scores of all heads, for scores in one unit), ``layer`` (one
 threshold in each layer, a fifth of the share is every head's own: AdaKV), ``pages`` (blocks of 16
 neighbouring keys, the same for all heads of a layer, one threshold on the blocks: what paged caches
-can evict), ``exact`` (a head's first keys cost what its exact error costs in nats, at replayed
-queries; the next key goes where it saves most).
+can evict), ``exact`` (a head's first keys cost what its exact error costs in nats, at replayed and
+last queries; the next key goes where it saves most).
 """
 
 from __future__ import annotations
@@ -41,6 +41,15 @@ class Choice:
     kept: Mapping[int, Tensor]
     weight: Mapping[int, Tensor] = field(default_factory=dict)
 
+    def sparing(self, last: int) -> Choice:
+        """The same choice where the last keys of the prompt are all kept."""
+        if not last:
+            return self
+        kept = {layer: rows.clone() for layer, rows in self.kept.items()}
+        for rows in kept.values():
+            rows[:, -last:] = True
+        return replace(self, kept=kept)
+
     def left(self, call: AttentionCall, drops: Tensor | None = None) -> Kept:
         """What the later queries of a layer see; ``drops``: the query heads that lose keys, all
         when left out.
@@ -72,8 +81,12 @@ def cache_rule(text: str | Rule, sinks: int, recent: int) -> Rule:
 
 
 def default_split(rule: Rule) -> str:
-    """By exact errors where queries score keys, else the same share for every head."""
-    return EXACT if splits_of(rule) and isinstance(rule.free, Observed) else UNIFORM
+    """One threshold for scores in nats, exact errors for other scores by queries, else the same
+    share for every head.
+    """
+    if not splits_of(rule) or not isinstance(rule.free, Observed):
+        return UNIFORM
+    return CUT if rule.free.in_nats else EXACT
 
 
 def splits_of(rule: Rule) -> bool:
@@ -201,11 +214,15 @@ def _by_exact_error(
     """Sizes of heads by greedy steps along the convex hulls of their exact errors in nats."""
     steps, sizes = [], {}
     known: dict[Place, list[tuple[Tensor, Tensor]]] = {}
-    for call in prompt.references["replay"] or prompt.references["last"]:
-        for kv, found in enumerate(_costs(prompt, call, scores, sure)):
-            known.setdefault((call.layer, kv), []).append(found)
+    for kind in ("last", "replay"):
+        calls = prompt.references[kind]
+        for call in calls:
+            found = _costs(prompt, call, scores, sure, prompt.spared[kind])
+            for kv, (n, cost) in enumerate(found):
+                known.setdefault((call.layer, kv), []).append((n, cost / len(calls)))
     for place, pieces in known.items():
-        n, cost = pieces[0][0], torch.stack([cost for _, cost in pieces]).mean(0)
+        n = pieces[0][0]
+        cost = torch.stack([cost for _, cost in pieces]).sum(0).cummin(0).values
         sizes[place], i = int(n[0]), 0
         while i < len(n) - 1:
             gain = (cost[i] - cost[i + 1 :]) / (n[i + 1 :] - n[i])
@@ -227,9 +244,11 @@ def _by_exact_error(
 
 
 def _costs(
-    prompt: Prompt, call: AttentionCall, scores: Scores, sure: Mapping[int, Tensor]
+    prompt: Prompt, call: AttentionCall, scores: Scores, sure: Mapping[int, Tensor], spared: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """For each key-value head of a layer sizes (S,) and the nats that its first keys cost, (S,)."""
+    """For each key-value head of a layer sizes (S,) and the nats that its first keys cost, (S,);
+    the last ``spared`` keys of the prompt stay for the queries of this call.
+    """
     assert prompt.metric is not None
     weights = call.weights()[0]
     values = call.value[0].to(weights.dtype)
@@ -242,19 +261,21 @@ def _costs(
         least = max(1, int(always.sum()))
         n = torch.logspace(math.log10(least), math.log10(max(held, least)), STEPS).round().long()
         n = torch.unique(n.clamp(max=held))
-        full, later = own @ v, own[..., len(rows) :]
+        full, stay = own @ v, len(rows) - spared
+        later = own[..., stay:]
         # what is in the softmax and in no cache: later keys, a sink logit
         mass = later.sum(-1) + (1 - own.sum(-1)).clamp_min(0)
-        total, first, cost = later @ v[len(rows) :], 0, []
+        total, first, cost = later @ v[stay:], 0, []
         metric = prompt.metric.of_layer[call.layer][kv * call.shared : (kv + 1) * call.shared]
         for size in n.tolist():
             some = order[first:size]
+            some = some[some < stay]
             mass = mass + own[..., some].sum(-1)
             total, first = total + own[..., some] @ v[some], size
             error = total / mass.clamp_min(1e-30)[..., None] - full
             nats = (error @ metric.to(error) * error).sum(-1).mean(1).sum() / 2
             cost.append(nats)
-        yield n, torch.stack(cost).cummin(0).values
+        yield n, torch.stack(cost)
 
 
 SPLIT = {CUT: _cut, LAYER: _by_layer, PAGES: _pages}

@@ -84,7 +84,9 @@ def price(prompt: Prompt, choice: Choice) -> Price:
     assert prompt.metric is not None
     metric = prompt.metric
     found = {
-        kind: predicted(metric, calls, choice) for kind, calls in prompt.references.items() if calls
+        kind: predicted(metric, calls, choice.sparing(prompt.spared[kind]))
+        for kind, calls in prompt.references.items()
+        if calls
     }
     high = found["last"]
     low = found.get("replay", high)

@@ -1,8 +1,12 @@
 """A prompt after its prefill, and how every eviction rule scores its keys.
 
-Rules read one of two sets of queries: the last ones of the prompt, or those of a replay, where the
-model is asked to repeat the prompt and sees it once more. Replays go through the model in chunks
-over the cache, so that memory does not grow with the square of the prompt.
+Rules read the last queries of the prompt, or those of a replay, where the model is asked to repeat
+the prompt and sees it once more, or both. Replays go through the model in chunks over the cache, so
+that memory does not grow with the square of the prompt.
+
+A score by both sets takes the last queries as queries of a text that goes on: the keys that stand
+among them stay, as those of decoded tokens do, and are scored by the replay alone. Without this, a
+cache spends its budget on neighbours of the last queries, which later queries do not have.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from esscher.hf.call import AttentionCall
-from esscher.hf.gradients import FisherMetric, drawn_gradients, fisher_metric
+from esscher.hf.gradients import FisherMetric, drawn_gradients, fisher_metric, output_slopes
 from esscher.hf.interventions import Prefilled, prefill
 from esscher.hf.loading import positions
 from esscher.keep import Context
@@ -68,7 +72,11 @@ class Prompt:
         self.settings = settings or Settings()
         self.contexts: dict[Place, Context] = {}
         self.replayed: dict[tuple[str, Place], Tensor] = {}
-        self.references: dict[str, list[AttentionCall]] = {"last": [], "replay": []}
+        # queries by which choices are priced; no rule reads those of "earlier", in front of "last"
+        self.references: dict[str, list[AttentionCall]] = {"last": [], "earlier": [], "replay": []}
+        last = min(self.settings.observe, ids.shape[1] // 4)
+        # the last keys of the prompt that stay for the queries of a reference call
+        self.spared = {"last": last, "earlier": 2 * last, "replay": 0}
         self._sink = sink
         generator = torch.Generator().manual_seed(self.settings.seed)
         self.metric: FisherMetric | None = None
@@ -91,7 +99,7 @@ class Prompt:
             part
             for rule in rules
             for part in rule.parts
-            if isinstance(part, Observed) and part.queries == "replay"
+            if isinstance(part, Observed) and part.queries != "last"
         ]
         if wanted or metric:
             self._replay({part.text(): part for part in wanted})
@@ -113,9 +121,11 @@ class Prompt:
             self.contexts[call.layer, kv] = replace(
                 call.context(kv, rows), output=self._output(call.layer, own)
             )
-        last = rows[-REFERENCE:]
-        kept = [one for one in self.references["last"] if one.layer != call.layer]
-        self.references["last"] = [*kept, call.take(last)]
+        for kind, end in (("last", tokens), ("earlier", tokens - self.spared["last"])):
+            kept = [one for one in self.references[kind] if one.layer != call.layer]
+            first = max(0, end - min(REFERENCE, self.spared["last"]))
+            some = torch.arange(first, max(0, end), device=rows.device)
+            self.references[kind] = [*kept, call.take(some)] if len(some) else kept
 
     def _output(self, layer: int, own: slice) -> Tensor | None:
         return self.outputs[layer][own] if layer in self.outputs else None
@@ -165,7 +175,7 @@ class Prompt:
         columns = torch.arange(self.keys, device=self.ids.device)
         need = {name for part in parts.values() for name in part.needs}
 
-        def see(call: AttentionCall) -> None:
+        def see(call: AttentionCall, slope: Tensor | None = None) -> None:
             rows = torch.arange(call.query.shape[2], device=call.query.device)
             for kv in range(call.kv_heads):
                 own = slice(kv * call.shared, (kv + 1) * call.shared)
@@ -173,25 +183,46 @@ class Prompt:
                     call.context(kv, rows).restrict(columns),
                     output=self._output(call.layer, own),
                     metric=self._metric(call.layer, kv),
+                    slope=None if slope is None else slope.repeat(call.shared),
                 )
                 if "norm" in need and call.hidden is not None:
                     length = call.hidden[0].float().norm(dim=1)
                     context = replace(context, norm=length.repeat(call.shared))
                 for text, part in parts.items():
-                    place = text, (call.layer, kv)
-                    totals[place] = part.add(totals.get(place), context)
-            many = max(8, REFERENCE * CHUNK // max(CHUNK, self.keys))  # of each piece
-            some = torch.linspace(0, len(rows) - 1, many, device=rows.device).round().long()
-            self.references["replay"].append(call.take(some))
+                    if ("slope" in part.needs) == (slope is not None):
+                        place = text, (call.layer, kv)
+                        totals[place] = part.add(totals.get(place), context)
+            if slope is None:
+                many = max(8, REFERENCE * CHUNK // max(CHUNK, self.keys))  # of each piece
+                some = torch.linspace(0, len(rows) - 1, many, device=rows.device).round().long()
+                self.references["replay"].append(call.take(some))
 
         for ids in self._chunks(bool(parts)):
             with torch.no_grad():
                 self.held.decode(ids, lambda call: None, sink=see, hidden="norm" in need)
+            if "slope" in need:
+                calls: list[AttentionCall] = []
+                slopes = output_slopes(self.held, ids, self.outputs, calls.append)
+                for call in calls:
+                    see(call, slopes[call.layer])
             count += ids.shape[1]
-        self.replayed = {
-            (text, place): parts[text].finish(total, count)
-            for (text, place), total in totals.items()
-        }
+        for (text, place), total in totals.items():
+            score = parts[text].finish(total, count)
+            if parts[text].queries == "both":
+                score = self._with_last(parts[text], place, score)
+            self.replayed[text, place] = score
+
+    def _with_last(self, part: Observed, place: Place, replayed: Tensor) -> Tensor:
+        """The mean of a key's scores by the replay and by the last queries; of the keys that stand
+        among the last queries, the replay's.
+        """
+        earlier = torch.arange(self.keys - self.spared["last"], device=replayed.device)
+        context = self.contexts[place]
+        total = part.add(None, context.restrict(earlier))
+        last = part.finish(total, len(torch.unique(context.positions)))
+        both = replayed.clone()
+        both[earlier] = (replayed[earlier] + last) / 2
+        return both
 
     # ---- scores
 

@@ -11,7 +11,17 @@ from esscher.runs import RunSpec, register
 
 PREFILL, ENCODED = 1024, 256  # tokens of a prompt; of a text for an encoder
 DECODE = 128
-RULES = ("fisher", "kvzip_plus", "kvzip", "restkv", "snapkv", "expected", "streamingllm", "random")
+RULES = (
+    "fisher",
+    "kvzip_plus",
+    "kvzip",
+    "kvgrad",
+    "restkv",
+    "snapkv",
+    "expected",
+    "streamingllm",
+    "random",
+)
 EVERY = ("random", "sinks:1+recent", "expected", "heavy", "impact", "topk")  # each query its own
 
 
@@ -41,7 +51,8 @@ class CompressSpec(RunSpec):
         description=(
             "how heads share the budget: cut (one threshold for all heads), layer (one for each"
             " layer), exact (by exact errors in nats), uniform (the same share each), pages (blocks"
-            " of 16 keys); may be repeated; default: exact where a rule has scores, else uniform"
+            " of 16 keys); may be repeated; default: cut for fisher, exact for other scores by"
+            " queries, else uniform"
         ),
     )
     texts: PositiveInt = Field(default=3, description="prompts, spread evenly over the text")

@@ -11,8 +11,9 @@ prices an error of the head in nats: 1/2 E e' F e per token.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -68,6 +69,52 @@ def drawn_gradients(
             found.append(
                 {layer: gradient[0] for layer, gradient in zip(taps, gradients, strict=True)}
             )
+    return found
+
+
+def output_slopes(
+    held: Prefilled,
+    ids: Int[Tensor, "1 m"],
+    outputs: Mapping[int, Float[Tensor, "heads width d"]],
+    sink: Sink,
+) -> dict[int, Float[Tensor, " m"]]:
+    """By layer the length of the gradient of sum |h|^2 at the attention output of each token, h
+    the output of the last layer (KVgrad).
+
+    ``outputs``: W_O of each layer. A gradient is taken at the heads' outputs, in front of W_O; the
+    one behind it is the shortest that W_O takes to it.
+    """
+    count = getattr(held.model.config, "num_hidden_layers", None)
+    stacks = (m for m in held.model.modules() if isinstance(m, torch.nn.ModuleList))
+    stack = next((m for m in stacks if len(m) == count), None)
+    if stack is None:
+        raise ValueError(
+            f"{type(held.model).__name__} has no list of {count} layers, whose last output kvgrad"
+            " reads; use another rule, such as kvzip_plus"
+        )
+    taps: dict[int, Tensor] = {}
+    last: list[Tensor] = []
+
+    def tap(captured: AttentionCall, out: Tensor) -> Tensor:
+        taps[captured.layer] = torch.zeros_like(out, requires_grad=True)
+        return out + taps[captured.layer]
+
+    def see(module: Any, args: Any, output: Any) -> None:
+        last.append(output if isinstance(output, Tensor) else output[0])
+
+    hook = stack[-1].register_forward_hook(see)
+    try:
+        with torch.enable_grad():
+            held.decode(ids, lambda captured: None, after=tap, sink=sink)
+            size = last[-1].float().square().sum()
+            gradients = torch.autograd.grad(size, list(taps.values()))
+    finally:
+        hook.remove()
+    found = {}
+    for layer, gradient in zip(taps, gradients, strict=True):
+        rows = at_least_single(gradient[0]).transpose(0, 1).flatten(1)  # (m, heads * width)
+        into = outputs[layer].flatten(0, 1).to(rows)
+        found[layer] = torch.linalg.lstsq(into, rows.T).solution.norm(dim=0)
     return found
 
 

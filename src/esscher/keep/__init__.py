@@ -20,6 +20,7 @@ from esscher.keep.ranked import (
     Heavy,
     Impact,
     KeyNorm,
+    KVgrad,
     KVzip,
     KVzipPlus,
     Observed,
@@ -51,6 +52,7 @@ __all__ = [
     "Impact",
     "Importance",
     "Inclusion",
+    "KVgrad",
     "KVzip",
     "KVzipPlus",
     "KeyNorm",
@@ -81,7 +83,7 @@ __all__ = [
 for _rule in (
     *(Random, Neyman, MagicPIG, AdaptiveRest, LowRank),
     *(Sinks, Recent, Window, Strided, Global),
-    *(TopK, KeyNorm, Heavy, Impact, ExpectedAttention, Fisher, KVzip, KVzipPlus),
+    *(TopK, KeyNorm, Heavy, Impact, ExpectedAttention, Fisher, KVzip, KVzipPlus, KVgrad),
 ):
     register(_rule.name, _rule)
 for _named in (BigBird, H2O, Longformer, RestKV, SnapKV, StreamingLLM, TOVA, VAttention):

@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from esscher.inputs import as_attention
 
-OF_QUERIES = ("q", "positions", "mask", "logits", "heads", "sink", "gradient", "norm")  # rows
+OF_QUERIES = ("q", "positions", "mask", "logits", "heads", "sink", "norm", "slope")  # rows
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class Context:
     output: Tensor | None = None  # (heads, d_v, d)
     sink: Tensor | None = None  # (m,)
     metric: Tensor | None = None  # (heads, d_v, d_v)
-    gradient: Tensor | None = None  # (m, d_v)
     norm: Tensor | None = None  # (m,)
+    slope: Tensor | None = None  # (m,)
     choosers: Context | None = None
     base: Context | None = None
     columns: Tensor | None = None  # (N,) int64, rising

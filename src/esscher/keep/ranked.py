@@ -55,13 +55,15 @@ class Observed(Ranked):
 
     A score needs one method, ``score``: what a block of queries adds to the score of each key.
     Blocks are summed, or their maximum is taken (``largest``). ``queries``: whose queries a cache
-    is scored by, the last ones of the prompt or those of a replay of the prompt. ``needs``: fields
-    of the context beside queries, keys and values ("metric", "gradient", "norm").
+    is scored by, the last ones of the prompt, those of a replay of the prompt, or both (the mean of
+    both scores). ``needs``: fields of the context beside queries, keys and values ("metric",
+    "norm", "slope").
     """
 
-    queries: ClassVar[Literal["last", "replay"]] = "last"
+    queries: ClassVar[Literal["last", "replay", "both"]] = "last"
     needs: ClassVar[tuple[str, ...]] = ()
     largest: ClassVar[bool] = False
+    in_nats: ClassVar[bool] = False  # scores of all heads are in one unit
     last: int | None = None  # only the queries at so many last positions; None: all
 
     @abstractmethod
@@ -182,6 +184,7 @@ class ExpectedAttention(Ranked):
 
 
 # ---- Scores by a replay of the prompt: queries of "repeat the context" and the context once more.
+# They know what a later question may need; the last queries know how the text goes on.
 
 
 @dataclass(frozen=True)
@@ -195,8 +198,9 @@ class Fisher(Observed):
     """
 
     name: ClassVar[str] = "fisher"
-    queries: ClassVar[Literal["last", "replay"]] = "replay"
+    queries: ClassVar[Literal["last", "replay", "both"]] = "both"
     needs: ClassVar[tuple[str, ...]] = ("metric",)
+    in_nats: ClassVar[bool] = True
     size: int | None = None
 
     def __post_init__(self) -> None:
@@ -215,7 +219,9 @@ class KVzip(Fisher):
     """The ``size`` keys of largest weight at any query of a replay (Kim et al. 2025)."""
 
     name: ClassVar[str] = "kvzip"
+    queries: ClassVar[Literal["last", "replay", "both"]] = "replay"
     needs: ClassVar[tuple[str, ...]] = ()
+    in_nats: ClassVar[bool] = False
     largest: ClassVar[bool] = True
 
     def score(self, rows: Context) -> Tensor:
@@ -235,17 +241,36 @@ class KVzipPlus(KVzip):
     needs: ClassVar[tuple[str, ...]] = ("norm",)
 
     def score(self, rows: Context) -> Tensor:
-        weight = softmax_rows(rows)[:, rows.inside]
-        if rows.norm is not None:
-            weight = weight / rows.norm[:, None].to(weight.dtype)
-        values = rows.v.to(weight.dtype)
-        if rows.heads is None or rows.output is None:
-            return weight.amax(0) * values.square().sum(1).sqrt()
-        found = weight.new_zeros(rows.keys)
-        for head in torch.unique(rows.heads).tolist():
-            length = (values @ rows.output[head].to(weight.dtype)).norm(dim=1)
-            found = torch.maximum(found, weight[rows.heads == head].amax(0) * length)
-        return found
+        norm = rows.norm if rows.norm is not None else torch.ones_like(rows.q[:, 0])
+        return _largest_value(rows, 1 / norm)
+
+
+@dataclass(frozen=True)
+class KVgrad(KVzip):
+    """KVzip with the weight times |W_O v| times the slope of the sum of |h|^2 at the attention
+    output of the query, h the last hidden states (kvpress); it needs a model.
+    """
+
+    name: ClassVar[str] = "kvgrad"
+    needs: ClassVar[tuple[str, ...]] = ("slope",)
+
+    def score(self, rows: Context) -> Tensor:
+        slope = rows.slope if rows.slope is not None else torch.ones_like(rows.q[:, 0])
+        return _largest_value(rows, slope)
+
+
+def _largest_value(rows: Context, factor: Tensor) -> Tensor:
+    """(N,): the largest of weight |W_O v| times a factor of each query; |v| without W_O."""
+    weight = softmax_rows(rows)[:, rows.inside]
+    weight = weight * factor[:, None].to(weight.dtype)
+    values = rows.v.to(weight.dtype)
+    if rows.heads is None or rows.output is None:
+        return weight.amax(0) * values.norm(dim=1)
+    found = weight.new_zeros(rows.keys)
+    for head in torch.unique(rows.heads).tolist():
+        length = (values @ rows.output[head].to(weight.dtype)).norm(dim=1)
+        found = torch.maximum(found, weight[rows.heads == head].amax(0) * length)
+    return found
 
 
 def softmax_rows(rows: Context) -> Tensor:
