@@ -214,8 +214,7 @@ def _by_exact_error(
     """Sizes of heads by greedy steps along the convex hulls of their exact errors in nats."""
     steps, sizes = [], {}
     known: dict[Place, list[tuple[Tensor, Tensor]]] = {}
-    for kind in ("last", "replay"):
-        calls = prompt.references[kind]
+    for kind, calls in prompt.references.items():
         for call in calls:
             found = _costs(prompt, call, scores, sure, prompt.spared[kind])
             for kv, (n, cost) in enumerate(found):

@@ -3,14 +3,14 @@
 The error e of every head's output on the kept keys is exact. With the head's Fisher metric F it
 costs 1/2 e'F e, and costs of heads add (second order; errors of heads are taken as uncorrelated
 through the model). Averaged over the queries of the text that is decoded, this predicts the
-measured divergence. A prompt whose future is unknown has two kinds of queries at hand, its last
-ones and those of a replay: the first predict too much, the second too little, since keys were
-chosen by them. Both are given, and their geometric mean.
+measured divergence. A prompt whose future is unknown has two kinds of queries at hand: its last
+ones, for which the keys that stand among them stay as those of decoded tokens will, and those of a
+replay. The first are the prediction, both are given as a range (a heuristic: a rule may have chosen
+its keys by the same queries).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -30,10 +30,8 @@ SHARES = tuple(np.geomspace(0.01, 1.0, 25)[:-1].round(4).tolist())  # tried for 
 
 @dataclass(frozen=True)
 class Price:
-    """Predicted loss in nats per token: ``kl``, and the two bounds it lies between.
-
-    ``low``: by replayed queries, ``high``: by the last queries of the prompt; where only one kind
-    is there, all three are the same.
+    """Predicted loss in nats per token: ``kl``, by the last queries of the prompt; ``low`` and
+    ``high``: the range of that and of the prediction by replayed queries, where there are any.
     """
 
     kl: float
@@ -88,10 +86,7 @@ def price(prompt: Prompt, choice: Choice) -> Price:
         for kind, calls in prompt.references.items()
         if calls
     }
-    high = found["last"]
-    low = found.get("replay", high)
-    low, high = min(low, high), max(low, high)
-    return Price(math.sqrt(low * high), low, high)
+    return Price(found["last"], min(found.values()), max(found.values()))
 
 
 def smallest_share(

@@ -72,11 +72,9 @@ class Prompt:
         self.settings = settings or Settings()
         self.contexts: dict[Place, Context] = {}
         self.replayed: dict[tuple[str, Place], Tensor] = {}
-        # queries by which choices are priced; no rule reads those of "earlier", in front of "last"
-        self.references: dict[str, list[AttentionCall]] = {"last": [], "earlier": [], "replay": []}
-        last = min(self.settings.observe, ids.shape[1] // 4)
-        # the last keys of the prompt that stay for the queries of a reference call
-        self.spared = {"last": last, "earlier": 2 * last, "replay": 0}
+        # queries by which choices are priced, and the last keys of the prompt that stay for them
+        self.references: dict[str, list[AttentionCall]] = {"last": [], "replay": []}
+        self.spared = {"last": min(self.settings.observe, ids.shape[1] // 2), "replay": 0}
         self._sink = sink
         generator = torch.Generator().manual_seed(self.settings.seed)
         self.metric: FisherMetric | None = None
@@ -121,11 +119,9 @@ class Prompt:
             self.contexts[call.layer, kv] = replace(
                 call.context(kv, rows), output=self._output(call.layer, own)
             )
-        for kind, end in (("last", tokens), ("earlier", tokens - self.spared["last"])):
-            kept = [one for one in self.references[kind] if one.layer != call.layer]
-            first = max(0, end - min(REFERENCE, self.spared["last"]))
-            some = torch.arange(first, max(0, end), device=rows.device)
-            self.references[kind] = [*kept, call.take(some)] if len(some) else kept
+        kept = [one for one in self.references["last"] if one.layer != call.layer]
+        last = call.take(rows[-min(REFERENCE, self.spared["last"]) :])
+        self.references["last"] = [*kept, last]
 
     def _output(self, layer: int, own: slice) -> Tensor | None:
         return self.outputs[layer][own] if layer in self.outputs else None

@@ -265,7 +265,8 @@ def _largest_value(rows: Context, factor: Tensor) -> Tensor:
     weight = weight * factor[:, None].to(weight.dtype)
     values = rows.v.to(weight.dtype)
     if rows.heads is None or rows.output is None:
-        return weight.amax(0) * values.norm(dim=1)
+        largest: Tensor = weight.amax(0) * values.norm(dim=1)
+        return largest
     found = weight.new_zeros(rows.keys)
     for head in torch.unique(rows.heads).tolist():
         length = (values @ rows.output[head].to(weight.dtype)).norm(dim=1)
