@@ -70,7 +70,7 @@ def test_a_run_in_words_and_its_budget(tmp_path: Path) -> None:
     heavy = run.budget(0.1, rule="heavy")
     assert heavy.rule == "heavy"
     assert (heavy.caches["error"] <= 0.1 * (1 + 1e-6)).all()
-    assert run.budget(total=300, rule="heavy").total == 300
+    assert run.budget(total=300, rule="heavy").asked.total == 300
     assert run.budget().rule == "random"
     assert repr(heavy).startswith("Budget(heavy, ")
     assert "; best split keeps " in repr(heavy)

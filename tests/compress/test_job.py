@@ -268,10 +268,10 @@ def test_a_killed_run_is_finished_by_a_cluster(
 
 
 def test_a_unit_depends_on_nothing_that_was_computed_before(cache_run: Run) -> None:
-    asked = CompressSpec.read(dict(cache_run.spec))
+    opened = COMPRESS.open(CompressSpec.read(dict(cache_run.spec)))
     draws = cache_run.table("draws")
     for unit, metric in (({"text": 1}, "kl"), ({"needle": 0}, "needle")):
-        rows = [row for row in COMPRESS.compute(asked, unit)["draws"] if row["metric"] == metric]
+        rows = [row for row in COMPRESS.compute(opened, unit)["draws"] if row["metric"] == metric]
         own = draws[(draws["text"] == rows[0]["text"]) & (draws["metric"] == metric)]
         assert own["value"].tolist() == [row["value"] for row in rows]
 
@@ -300,4 +300,4 @@ def test_only_some_layers_drop(tmp_path: Path) -> None:
 )
 def test_refusals(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        list(COMPRESS.units(spec(**settings)))
+        list(COMPRESS.units(COMPRESS.open(spec(**settings))))

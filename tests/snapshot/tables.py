@@ -72,7 +72,10 @@ def _same_objects(new: pd.Series, old: pd.Series, close: float) -> bool:
     """
     for a, b in zip(new, old, strict=True):
         if isinstance(b, np.ndarray):
-            if not np.allclose(a, b, rtol=close, atol=close * float(np.abs(b).max(initial=0.0))):
+            a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)  # empty: of no type
+            if a.shape != b.shape or not np.allclose(
+                a, b, rtol=close, atol=close * float(np.abs(b).max(initial=0.0))
+            ):
                 return False
         elif a != b and not (a is None and b is None):
             return False
