@@ -82,7 +82,8 @@ def test_heads_of_different_sizes_are_hidden(text: Text, monkeypatch: pytest.Mon
 
 def test_scores_are_those_of_the_rule(text: Text) -> None:
     words = text.source.loaded.tokenizer
-    press = EsscherPress(0.5, "fisher", "uniform", tokenizer=words, sinks=1, recent=2)
+    sizes = {"sinks": 1, "recent": 2, "observe": text.source.spec.observe}
+    press = EsscherPress(0.5, "fisher", "uniform", tokenizer=words, **sizes)
     cache = text.prompt.held.cache
     module = text.source.loaded.model.model.layers[1].self_attn
     given = module, torch.zeros(1, 1, 1), cache.layers[1].keys, cache.layers[1].values, None, {}

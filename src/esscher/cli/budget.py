@@ -164,6 +164,8 @@ def _show_rules(
             loss = (
                 f"a predicted KL of {row['nats']:.3g} nats per token; uniform {row['uniform']:.1%}"
             )
+            if row["nats"] < 0.9 * asked.kl:
+                loss += "; the smallest sizes measured lose less than that: smaller ones may do"
         say(
             f"For {asked.words}: {row['rule']} keeps {row['ratio']:.1%} of the cache in its best"
             f" split, at {loss}; {about['part']}, {about['text']}."

@@ -26,7 +26,7 @@ except ImportError:
 
 class EsscherPress(_Base):  # type: ignore[misc]
     """``compression_ratio``: share of the cache that is removed. ``rule``, ``split``, ``sinks``,
-    ``recent``: as in :func:`esscher.compress`. ``tokenizer``: for the instruction of a replay.
+    ``recent``, ``observe``: as in :func:`esscher.compress`. ``tokenizer``: for the instruction of a replay.
 
     Where all heads of a layer keep the same number of keys (``split="uniform"`` or ``"pages"``),
     its cache gets smaller. Else dropped keys are named in ``module.masked_key_indices``, as AdaKV
@@ -44,6 +44,7 @@ class EsscherPress(_Base):  # type: ignore[misc]
         tokenizer: Any = None,
         sinks: int = 4,
         recent: int = 16,
+        observe: int = 64,
         seed: int = 0,
     ) -> None:
         if not 0 <= compression_ratio < 1:
@@ -52,7 +53,7 @@ class EsscherPress(_Base):  # type: ignore[misc]
             )
         self.compression_ratio, self.rule, self.split = compression_ratio, rule, split
         self.tokenizer = tokenizer
-        self.settings = Settings(sinks=sinks, recent=recent, seed=seed)
+        self.settings = Settings(observe, sinks, recent, seed=seed)
         self.found: Found | None = None  # of the prompt that was read last
 
     @contextlib.contextmanager
