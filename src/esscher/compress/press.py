@@ -26,7 +26,8 @@ except ImportError:
 
 class EsscherPress(_Base):  # type: ignore[misc]
     """``compression_ratio``: share of the cache that is removed. ``rule``, ``split``, ``sinks``,
-    ``recent``, ``observe``: as in :func:`esscher.compress`. ``tokenizer``: for the instruction of a replay.
+    ``recent``, ``observe``: as in :func:`esscher.compress`. ``tokenizer``: for the instruction of
+    a replay.
 
     Where all heads of a layer keep the same number of keys (``split="uniform"`` or ``"pages"``),
     its cache gets smaller. Else dropped keys are named in ``module.masked_key_indices``, as AdaKV
