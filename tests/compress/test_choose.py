@@ -14,6 +14,7 @@ from esscher.compress.price import predicted
 from esscher.compress.prompt import Prompt
 from esscher.compress.session import source_of
 from esscher.compress.text import Cell, Text
+from esscher.hf.gradients import output_slopes
 from esscher.keep import Context, Fisher, parse
 from tests.compress.runs import WINDOW, source, spec
 
@@ -216,6 +217,35 @@ def test_fisher_is_the_mean_over_a_replay_and_the_last_queries() -> None:
                     every = error.expand(call.heads, -1, -1)
                     cost += float(metric.nats(call.layer, every)[head].mean())
                 assert float(score[j]) == pytest.approx((float(of_replay[j]) + cost) / 2, rel=1e-6)
+
+
+def test_slopes_are_gradients_at_the_output_of_attention() -> None:
+    """Against autograd at what the projection W_O of each layer returns."""
+    found = source("llama", rules=["kvgrad"], dtype="float64")
+    asked = Text(found, found.ids(int(found.texts[0])), found.prefill)
+    model, ids = found.loaded.model, asked.ids[:, asked.tokens :]
+    slopes = output_slopes(asked.prompt.held, ids, found.outputs, lambda call: None)
+    added, last = {}, []
+
+    def add(layer: int, out: torch.Tensor) -> torch.Tensor:
+        added[layer] = torch.zeros_like(out, requires_grad=True)
+        return out + added[layer]
+
+    hooks = [
+        block.self_attn.o_proj.register_forward_hook(lambda m, a, out, i=i: add(i, out))
+        for i, block in enumerate(model.model.layers)
+    ]
+    hooks.append(
+        model.model.layers[-1].register_forward_hook(
+            lambda m, a, out: last.append(out if torch.is_tensor(out) else out[0])
+        )
+    )
+    asked.prompt.held.decode(ids, lambda call: None)
+    for hook in hooks:
+        hook.remove()
+    wanted = torch.autograd.grad(last[0].square().sum(), list(added.values()))
+    for layer, gradient in zip(added, wanted, strict=True):
+        torch.testing.assert_close(slopes[layer], gradient[0].norm(dim=1), rtol=1e-6, atol=1e-9)
 
 
 def test_sizes_by_exact_errors_cost_less_than_equal_ones() -> None:

@@ -44,14 +44,8 @@ def drawn_gradients(
     ``ids``: the continuation of the prefilled text. ``extend``: leave it in the cache. ``sink``
     sees every attention call, as in capture.
     """
-    taps: dict[int, Tensor] = {}
-
-    def tap(captured: AttentionCall, out: Tensor) -> Tensor:
-        taps[captured.layer] = torch.zeros_like(out, requires_grad=True)
-        return out + taps[captured.layer]
-
     with torch.enable_grad():
-        result, _ = held.decode(ids, lambda captured: None, after=tap, extend=extend, sink=sink)
+        result, taps = _tapped(held, ids, extend=extend, sink=sink)
         if getattr(result, "logits", None) is None:
             raise ValueError(
                 f"{type(held.model).__name__} has no language head, so that no loss in nats is"
@@ -70,6 +64,19 @@ def drawn_gradients(
                 {layer: gradient[0] for layer, gradient in zip(taps, gradients, strict=True)}
             )
     return found
+
+
+def _tapped(held: Prefilled, ids: Tensor, **watch: Any) -> tuple[Any, dict[int, Tensor]]:
+    """What the model returns, and by layer a zero that was added to its heads' outputs, to take
+    gradients at.
+    """
+    taps: dict[int, Tensor] = {}
+
+    def tap(captured: AttentionCall, out: Tensor) -> Tensor:
+        taps[captured.layer] = torch.zeros_like(out, requires_grad=True)
+        return out + taps[captured.layer]
+
+    return held.decode(ids, lambda captured: None, after=tap, **watch)[0], taps
 
 
 def output_slopes(
@@ -92,12 +99,7 @@ def output_slopes(
             f"{type(held.model).__name__} has no list of {count} layers, whose last output kvgrad"
             " reads; use another rule, such as kvzip_plus"
         )
-    taps: dict[int, Tensor] = {}
     last: list[Tensor] = []
-
-    def tap(captured: AttentionCall, out: Tensor) -> Tensor:
-        taps[captured.layer] = torch.zeros_like(out, requires_grad=True)
-        return out + taps[captured.layer]
 
     def see(module: Any, args: Any, output: Any) -> None:
         last.append(output if isinstance(output, Tensor) else output[0])
@@ -105,7 +107,7 @@ def output_slopes(
     hook = stack[-1].register_forward_hook(see)
     try:
         with torch.enable_grad():
-            held.decode(ids, lambda captured: None, after=tap, sink=sink)
+            _, taps = _tapped(held, ids, sink=sink)
             size = last[-1].float().square().sum()
             gradients = torch.autograd.grad(size, list(taps.values()))
     finally:
