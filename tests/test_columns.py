@@ -14,7 +14,6 @@ from esscher.compress.spec import CompressSpec
 from esscher.errors.montecarlo.job import CONVERGE
 from esscher.icl.jobs import CONCENTRATION, FLOW, STABILITY, TRAIN
 from esscher.icl.specs import ConcentrationSpec, FlowSpec, StabilitySpec, TrainSpec
-from esscher.papers.normality import NORMALITY
 from esscher.probe.job import PROBE
 from esscher.probe.spec import ProbeSpec
 from esscher.runs.columns import Declared, columns_of
@@ -31,7 +30,6 @@ SHOWN = (
 KEPT = Path(__file__).parent / "snapshot"
 DECLARED: dict[str, Declared] = {
     "converge": CONVERGE.columns(None),
-    "normality": NORMALITY.columns(None),
     "icl_train": TRAIN.columns(TrainSpec()),
     "icl_flow": FLOW.columns(FlowSpec()),
     **dict.fromkeys(

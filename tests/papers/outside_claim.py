@@ -7,7 +7,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from esscher.papers.claim import Claim, Decision, EvidenceSpec
 from esscher.papers.rules import inside, share_of
@@ -22,11 +21,6 @@ def decide(tables: Any) -> Decision:
     found = share_of(int(rows["above"].sum()), int(rows["draws"].sum()))
     reason = f"{found.value:.3f} of the numbers"
     return Decision(inside(found, 0.4, 0.6), "share above 1/2", found, reason)
-
-
-def made(share: float, seed: int) -> Any:
-    above = int(np.random.default_rng(seed).binomial(4000, share))
-    return {"own": {"evidence": pd.DataFrame([{"above": above, "draws": 4000}])}}
 
 
 TAIL = Claim(
@@ -44,7 +38,5 @@ TAIL = Claim(
         )
     },
     decide=decide,
-    holds=lambda seed: made(0.5, seed),
-    fails=lambda seed: made(0.7, seed),
     measure=measure,
 )

@@ -15,6 +15,7 @@ from esscher.papers import claims_laws
 from esscher.papers.claim import Claim, EvidenceSpec
 from esscher.papers.judge import all_claims, compute, find_claim, register
 from esscher.runs import RunSpec, find_job
+from tests.papers.made import made_false, made_sweep, made_true
 
 CLAIMS = all_claims()
 
@@ -22,7 +23,9 @@ CLAIMS = all_claims()
 @pytest.mark.parametrize("name", CLAIMS)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_rule_tells_true_from_false(name: str, seed: int) -> None:
-    assert CLAIMS[name].checked(seed) == {"true": "supported", "false": "refuted"}
+    decide = CLAIMS[name].decide
+    assert decide(made_true(name, seed)).verdict == "supported"
+    assert decide(made_false(name, seed)).verdict == "refuted"
 
 
 def test_every_entry_of_the_file_of_claims_has_a_rule() -> None:
@@ -77,7 +80,7 @@ def test_made_up_tables_have_no_column_that_runs_lack(name: str) -> None:
     """
     claim = CLAIMS[name]
     known = {run: known_columns(spec) for run, spec in claim.runs("quick", 0).items()}
-    for made in (claim.holds(0), claim.fails(0)):
+    for made in (made_true(name, 0), made_false(name, 0)):
         for run, tables in made.items():
             for table, frame in tables.items():
                 assert set(frame.columns) <= known[run][table], f"{run}, {table}"
@@ -101,7 +104,7 @@ def known_columns(spec: RunSpec) -> dict[str, set[str]]:
 
 
 def test_errors_that_fall_like_the_root_do_not_support_claim_1() -> None:
-    decided = find_claim("1").decide(claims_laws.made_sweep((0.5, 0.5), 3))
+    decided = find_claim("1").decide(made_sweep((0.5, 0.5), 3))
     assert decided.verdict != "supported"
 
 

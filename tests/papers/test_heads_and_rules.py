@@ -30,6 +30,7 @@ from esscher.papers.rules import (
     rank_correlation,
     widened,
 )
+from tests.papers.made import made_embeddings, made_prose
 
 
 def test_drawn_errors_of_a_rule_are_those_of_all_sets() -> None:
@@ -151,10 +152,10 @@ def test_a_refused_scale_is_left_out_of_the_fall() -> None:
 
 
 def test_no_relation_with_the_horizon_is_not_called_a_fall() -> None:
-    tables = claims_heads.made_embeddings(0.0, 4)
+    tables = made_embeddings(0.0, 4)
     assert find_claim("16").decide(tables).verdict != "supported"
 
 
 def test_exponents_of_heads_at_one_half_do_not_support_claim_7() -> None:
-    tables = claims_heads.made_prose((0.5, 0.5, 0.5, 0.5), 2)
+    tables = made_prose((0.5, 0.5, 0.5, 0.5), 2)
     assert find_claim("7").decide(tables).verdict != "supported"

@@ -154,14 +154,10 @@ def test_a_picture_with_open_ends_is_drawn(claim: Claim, tmp_path: Path) -> None
     assert write_verdicts(tmp_path / "out", found).is_file()
 
 
-def test_the_list_and_the_check(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     said(["reproduce", "--json"])
     listed = json.loads(capsys.readouterr().out)
     assert listed[0]["id"] == "b-1-sub-parametric"
-    said(["reproduce", "1", "--check", "--json"])
-    assert json.loads(capsys.readouterr().out) == {
-        "b-1-sub-parametric": {"true": "supported", "false": "refuted"}
-    }
     said(["reproduce"])
     assert "b-1-sub-parametric" in capsys.readouterr().out
 

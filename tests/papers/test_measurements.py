@@ -15,6 +15,7 @@ from esscher.attention.head import Head
 from esscher.errors.region import confidence_region
 from esscher.icl.flow import flow_limit
 from esscher.papers import claims_icl, claims_laws
+from tests.papers.made import made_conventions
 
 
 def test_exact_errors_of_two_point_laws_are_those_of_simulated_tokens() -> None:
@@ -90,7 +91,7 @@ def test_long_prompts_fit_the_formula_and_short_ones_do_not() -> None:
 
 
 def test_a_gap_of_exponents_on_the_same_draws_is_found_to_a_hundredth() -> None:
-    tables = claims_icl.made_conventions(0.5, 1)
+    tables = made_conventions(0.5, 1)
     outer = tables["outside"]["errors"]
     own = outer[outer["point"] == 0]
     faster = own.assign(squared=own["squared"] * own["n"] ** -0.1)

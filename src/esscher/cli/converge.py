@@ -29,10 +29,9 @@ from esscher.runs.errors import printable
 if TYPE_CHECKING:
     import pandas as pd
 
-    from esscher.runs import Run, RunSpec
+    from esscher.runs import Run
 
 RATES = ("metric", "exponent", "low", "high", "exact_exponent", "sharp", "bohbot", "status")
-COVERAGE = ("case", "n", "normal", "bernstein", "kolmogorov")
 
 
 def converge(
@@ -71,18 +70,14 @@ def converge(
     check_device(spec.device)
     path = out if out is not None else Path("runs") / f"{Path(preset).stem}-{spec.hash[:8]}"
     run = execute(spec, path, workers=workers, dask=dask, progress=terminal())
-    if spec.job == "normality":
-        end_normality(run, as_json, flags)
-    else:
-        end_converge(run, as_json, flags, figures)
+    end_converge(run, as_json, flags, figures)
 
 
-def _read(preset: str, changes: dict[str, Any], values: str | None) -> RunSpec:
-    """The spec that a preset or a file names, with flags before it; there are two kinds."""
+def _read(preset: str, changes: dict[str, Any], values: str | None) -> ExperimentSpec:
+    """The spec that a preset or a file names, with flags before it."""
     import yaml
 
     from esscher.errors.montecarlo.job import read_preset
-    from esscher.papers.normality import NormalitySpec
     from esscher.runs.spec import read_mapping
 
     is_file = preset.endswith((".yaml", ".yml"))
@@ -99,11 +94,7 @@ def _read(preset: str, changes: dict[str, Any], values: str | None) -> RunSpec:
                 f"--values: expected numbers separated by commas, got {values!r}"
             ) from cause
         changes["sweep"] = found["sweep"] | {"values": numbers}
-    specs: dict[Any, type[RunSpec]] = {"converge": ExperimentSpec, "normality": NormalitySpec}
-    job = found.get("job", "converge")
-    if not isinstance(job, str) or job not in specs:
-        raise ValueError(f"job: expected converge or normality, got {job!r}")
-    return specs[job].model_validate({**found, **changes})
+    return ExperimentSpec.model_validate({**found, **changes})
 
 
 def end_converge(
@@ -149,30 +140,6 @@ def _in_words(metric: str, rates: pd.DataFrame) -> str:
         inside = (exact["low"].le(wanted) & exact["high"].ge(wanted)).sum()
         said += f", the exact exponent within that of {inside} of {len(exact)}"
     return said
-
-
-def end_normality(run: Run, as_json: bool, look: Mapping[str, Any] | None = None) -> None:
-    """Say how often each kind of confidence region held the limit."""
-    look, coverage = look or {}, run.table("coverage")
-    if as_json:
-        rows = coverage.to_dict("records")
-        return print_json({"run": str(run.path), "spec": run.spec, "coverage": rows})
-    level = float(run.spec["level"])
-    if coverage["bernstein"].notna().any():
-        say(
-            f"bernstein, proved for {level:.0%}: holds the limit in at least"
-            f" {coverage['bernstein'].min():.1%} of the draws of every row"
-        )
-    short = (coverage["normal"] + 2 * coverage["normal_stderr"] < level).sum()
-    say(
-        f"normal, asymptotic {level:.0%}: below that by more than two standard errors in {short} of"
-        f" {len(coverage)} rows"
-    )
-    if look.get("everything"):
-        show_tables(run, ["coverage"], look)
-    else:
-        keys = list(COVERAGE)
-        show(f"coverage: {run.path}", coverage[keys], run.columns("coverage"), brief(look))
 
 
 def _list_presets(as_json: bool) -> None:

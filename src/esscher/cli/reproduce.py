@@ -21,7 +21,6 @@ CLAIMS = typer.Argument(help="Ids or numbers of claims, or module:NAME of your o
 ALL = typer.Option("--all", help="Test every claim.")
 QUICK = typer.Option("--quick", help="In minutes, as without a flag.")
 FULL = typer.Option("--full", help="At the size of the page on what holds, in hours.")
-CHECK = typer.Option("--check", help="Try the rules on made-up data, true and false, and stop.")
 SEED = typer.Option("--seed", min=0, max=2**63 - 1, help="Seed of everything random.")
 
 
@@ -30,7 +29,6 @@ def reproduce(
     everything: Annotated[bool, ALL] = False,
     quick: Annotated[bool, QUICK] = False,
     full: Annotated[bool, FULL] = False,
-    check: Annotated[bool, CHECK] = False,
     seed: Annotated[int, SEED] = 0,
     workers: Workers = 1,
     dask: Dask = None,
@@ -60,13 +58,6 @@ def reproduce(
         raise ValueError("--quick and --full: expected one of the two, got both")
     chosen = [find_claim(name) for name in claims or ()]
     tested = chosen or [*all_claims().values()]
-    if check:
-        found = {claim.id: claim.checked(seed) for claim in tested}
-        rows = [
-            {"claim": name, **{f"where it is {case}": one[case] for case in one}}
-            for name, one in found.items()
-        ]
-        return print_json(found) if as_json else show("rules on made-up data", rows, look=look)
     if not (chosen or everything):
         said = [claim.described() for claim in tested]
         rows = [{key: one[key] for key in ("id", "statement", "source")} for one in said]

@@ -29,7 +29,6 @@ JOBS = {
     "icl-flow": ("esscher.icl.specs", "esscher.cli.icl:end_flow"),
     "icl-stability": ("esscher.icl.specs", "esscher.cli.icl:end_stability"),
     "icl-train": ("esscher.icl.specs", "esscher.cli.icl:end_train"),
-    "normality": ("esscher.papers.normality", "esscher.cli.converge:end_normality"),
     "probe": ("esscher.probe.spec", "esscher.cli.probe:end_probe"),
 }
 """Job of a run -> the module that registers it, and the function that ends its command."""

@@ -78,8 +78,7 @@ class Claim:
     ``runs`` gives the specs of the runs that test it, by name, at a scale and a seed; two claims
     with the same spec share its run. ``measure`` computes the rows of an :class:`EvidenceSpec`,
     where no other job does: it takes the settings of one part by name, and a generator ``rng``.
-    ``decide`` reads the tables of the runs and nothing else. ``holds`` and ``fails`` make up tables
-    in which the claim is true and false, to try the rule on (``esscher reproduce --check``).
+    ``decide`` reads the tables of the runs and nothing else.
     """
 
     id: str
@@ -90,8 +89,6 @@ class Claim:
     refuted_by: str
     runs: Callable[[Scale, int], Mapping[str, RunSpec]]
     decide: Callable[[Tables], Decision]
-    holds: Callable[[int], Tables]
-    fails: Callable[[int], Tables]
     measure: Callable[..., Rows] | None = None
     seen: str = ""
 
@@ -108,43 +105,26 @@ class Claim:
         told = {name: " ".join(getattr(self, name).split()) for name in words}
         return {"id": self.id, "number": self.number, **told}
 
-    def checked(self, seed: int) -> dict[str, Verdict]:
-        """The verdicts on made-up tables in which the claim is true, and in which it is false."""
-        made = {"true": self.holds, "false": self.fails}
-        return {name: self.decide(tables(seed)).verdict for name, tables in made.items()}
-
 
 CLAIMS: dict[str, Claim] = {}
 """Claims of this package by id, added by :func:`claim`; those from outside by "module:NAME"."""
 
 
 def claim(
-    id: str,
-    made: Callable[[Any, int], Tables],
-    true: Any,
-    false: Any,
-    measure: Callable[..., Rows] | None = None,
+    id: str, measure: Callable[..., Rows] | None = None
 ) -> Callable[[Callable[..., Decision]], Callable[..., Decision]]:
     """Make the function below the rule of the claim that ``claims.yaml`` has under this id.
 
     The file has its words, the ``bars`` of the rule (numbers that the words name in braces and the
-    function takes by name), and its ``runs``. ``made`` makes up tables from ``true`` or ``false``
-    and a seed.
+    function takes by name), and its ``runs``.
     """
     known = _file()[id]
     bars: dict[str, Any] = known.get("bars", {})
     words = {name: text.format(**bars) for name, text in known.items() if isinstance(text, str)}
 
     def add(rule: Callable[..., Decision]) -> Callable[..., Decision]:
-        CLAIMS[id] = Claim(
-            id,
-            runs=partial(_runs, known["runs"]),
-            decide=partial(rule, **bars),
-            holds=partial(made, true),
-            fails=partial(made, false),
-            measure=measure,
-            **words,
-        )
+        runs, decide = partial(_runs, known["runs"]), partial(rule, **bars)
+        CLAIMS[id] = Claim(id, runs=runs, decide=decide, measure=measure, **words)
         return rule
 
     return add

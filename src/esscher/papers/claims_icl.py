@@ -24,7 +24,7 @@ from esscher.icl.tasks import LinearTask
 from esscher.intervals import Interval, t_quantile
 from esscher.papers import rules
 from esscher.papers.claim import Decision, Picture, Rows, Tables, claim
-from esscher.papers.rules import above, below, decided, exponent, grid, inside, line, need, points
+from esscher.papers.rules import above, below, decided, exponent, inside, line, need, points
 
 Floats = npt.NDArray[np.float64]
 COVARIANCES = ("isotropic", "kms:0.5")
@@ -67,14 +67,7 @@ def measure_limit(
     return rows
 
 
-def made_limit(slope: float, seed: int) -> Tables:
-    rng = np.random.default_rng(seed)
-    rows = grid(mean=0.0, rank=4, repeat=range(40))
-    rows = rows.assign(slope=rng.normal(slope, 0.02, 40), spread=rng.normal(1, 0.05, 40))
-    return {"long": {"evidence": rows}}
-
-
-@claim("s-17-limit", made_limit, 1.0, 1.1, measure_limit)
+@claim("s-17-limit", measure_limit)
 def linear_limit(tables: Tables, slope: float, spread: float) -> Decision:
     groups = tables["long"]["evidence"].groupby(["mean", "rank"], sort=True)
     slopes, spreads = (
@@ -105,22 +98,6 @@ def rms_by_length(errors: pd.DataFrame) -> dict[float, Interval]:
     }
 
 
-def made_concentration(case: tuple[float, float], seed: int) -> Tables:
-    """Differences that fall with an exponent, and flat bounds."""
-    power, bound = case
-    rng = np.random.default_rng(seed)
-    names = {"output": "s-16-mended", "gradient_U": "s-gradient-u", "gradient_V": "s-gradient-v"}
-    places = {"covariance": COVARIANCES, "n": (10, 100, 1000, 10_000)}
-    errors = grid(**places, against=("linear", "limit"), metric=names, repeat=range(32))
-    spread = rng.chisquare(40, len(errors)) / 40
-    errors["squared"] = errors["n"] ** (-2.0 * power) * spread
-    exact = grid(**places, against="linear")
-    exact["error"] = exact["n"] ** -power
-    bounds = grid(**places, metric=names, rms=bound, exponent=0.01)
-    bounds["name"] = bounds["metric"].map(names)
-    return {"concentration": {"errors": errors, "exact": exact, "bounds": bounds}}
-
-
 def bounded(tables: Tables, bounds: dict[str, str]) -> Decision:
     """Errors to the limit against the proved bound of each metric at every length, and exponents
     against the proved ones.
@@ -146,11 +123,11 @@ def bounded(tables: Tables, bounds: dict[str, str]) -> Decision:
     )
 
 
-claim("s-18-outputs", made_concentration, (0.5, 100.0), (0.1, 0.2))(bounded)
-claim("s-19-gradients", made_concentration, (0.5, 100.0), (0.1, 0.2))(bounded)
+claim("s-18-outputs")(bounded)
+claim("s-19-gradients")(bounded)
 
 
-@claim("s-20-near-linear", made_concentration, (0.5, 100.0), (0.05, 100.0))
+@claim("s-20-near-linear")
 def nears_linear(tables: Tables, fall: float) -> Decision:
     errors, exact = tables["concentration"]["errors"], tables["concentration"]["exact"]
     series, falls, rises = [], {}, {}
@@ -200,15 +177,7 @@ def exponent_gap(inner: pd.DataFrame, outer: pd.DataFrame) -> Interval:
     return Interval(value, value - half, value + half)
 
 
-def made_conventions(power: float, seed: int) -> Tables:
-    outer, inner = ({(point, "l2"): value for point in range(2)} for value in (0.5, power))
-    return {
-        "outside": {"errors": rules.made_errors(outer, seed, repeats=200)},
-        "inside": {"errors": rules.made_errors(inner, seed + 1, repeats=200)},
-    }
-
-
-@claim("s-26-query-inside", made_conventions, 0.5, 0.35)
+@claim("s-26-query-inside")
 def query_inside(tables: Tables, same: float) -> Decision:
     gaps, series, told = {}, [], []
     for point in sorted(tables["inside"]["errors"]["point"].unique()):
@@ -304,22 +273,6 @@ def measure_flows(what: str, rng: np.random.Generator, **settings: Any) -> Rows:
     return (measure_ends if what == "ends" else measure_risks)(**settings, rng=rng)
 
 
-def made_ends(distance: float, seed: int) -> Tables:
-    """Flows that end about this far from the limit."""
-    rng = np.random.default_rng(seed)
-    ends = grid(what="ends", case=range(8))
-    ends["distance"], ends["moved"] = distance * rng.uniform(0.5, 1, 8), rng.uniform(0.3, 1, 8)
-    return {"flows": {"evidence": ends}}
-
-
-def made_risks(power: float, seed: int) -> Tables:
-    """Flows that end at the limit, and risks that fall like L^-power."""
-    ends = made_ends(1e-6, seed)["flows"]["evidence"]
-    risks = grid(what="risks", dim=3, case=(0, 1), length=(1e2, 1e3, 1e4, 1e5), zero=1.5)
-    risks["risk"] = np.random.default_rng(seed).uniform(1, 2, 8) * risks["length"] ** -power
-    return {"flows": {"evidence": pd.concat([ends, risks], ignore_index=True)}}
-
-
 def end_part(rows: pd.DataFrame, close: float) -> rules.Part:
     """Every flow ends where the printed limit is."""
     distance = rows["distance"].to_numpy(float)
@@ -347,11 +300,11 @@ def flows_end(tables: Tables, close: float) -> Decision:
     )
 
 
-claim("s-24-finite-linear", made_ends, 1e-6, 0.2, measure_flows)(flows_end)
-claim("s-25-singular", made_ends, 1e-6, 0.2, measure_flows)(flows_end)
+claim("s-24-finite-linear", measure_flows)(flows_end)
+claim("s-25-singular", measure_flows)(flows_end)
 
 
-@claim("s-23-bayes", made_risks, 1.0, 0.1, measure_flows)
+@claim("s-23-bayes", measure_flows)
 def bayes(tables: Tables, close: float, ends: float) -> Decision:
     """The limits of Remark 5.3, and the risk left on L tokens, which goes to that of Bayes, 0."""
     rows = tables["flows"]["evidence"]
@@ -370,27 +323,12 @@ def bayes(tables: Tables, close: float, ends: float) -> Decision:
 
 # ---- 21: errors after training
 
-TRAINED = (10, 100, 1000)
 MODELS = ("softmax", "linear")
 NOISE = 0.1
 KEY = ["covariance", "length", "seed"]
 
 
-def made_training(errors: tuple[float, float], seed: int) -> Tables:
-    """Errors above the noise of (softmax, linear) at L = 10, falling like 1/L; trainings arrive but
-    for their noise.
-    """
-    rng = np.random.default_rng(seed)
-    size = {**dict(zip(MODELS, errors, strict=True)), "bayes": 0.01}
-    flow = grid(covariance=COVARIANCES, length=(*TRAINED, 100_000), model=size)
-    flow["mse"] = NOISE + 10 * flow["model"].map(size) / flow["length"]
-    final = grid(covariance=COVARIANCES, length=TRAINED, seed=range(20), model=MODELS, stderr=1e-5)
-    exact = NOISE + 10 * final["model"].map(size) / final["length"]
-    final["mse"] = exact + rng.normal(0, 1e-5, len(final))
-    return {"flow": {"final": flow}, "training": {"final": final}}
-
-
-@claim("s-21-risks", made_training, (0.6, 0.4), (0.4, 0.6))
+@claim("s-21-risks")
 def risks(tables: Tables, near: float) -> Decision:
     """The order of the models where flows end, and in the trainings that arrive there, which are
     those within 5 % of the end of the flow.
@@ -433,21 +371,7 @@ def risks(tables: Tables, near: float) -> Decision:
 # ---- 22 and 27: the distance of the two models, and which of them fails to train
 
 
-def made_flows(case: tuple[float, str], seed: int) -> Tables:
-    """Squared distances like L^-falls, and a model that is stuck at a third of the starts."""
-    falls, stuck = case
-    rng = np.random.default_rng(seed)
-    places = {"covariance": COVARIANCES, "length": TRAINED, "seed": range(60)}
-    flows = grid(**places, model=MODELS)
-    lost = (flows["model"] == stuck) & (flows["seed"] % 3 == 0)
-    flows["status"], flows["arrival"] = np.where(lost, "stuck", "ok"), np.where(lost, np.nan, 100.0)
-    distance = grid(**places, time=(10.0, 1000.0))
-    size = distance["length"] ** -falls * rng.uniform(0.8, 1.2, len(distance))
-    distance["weights2"] = np.where(distance["time"] == 10.0, 0.1, 1.0) * size
-    return {"flows": {"flows": flows, "distance": distance}}
-
-
-@claim("s-22-distance", made_flows, (1.0, ""), (-0.5, ""))
+@claim("s-22-distance")
 def weight_distance(tables: Tables) -> Decision:
     """Looks at log ratios of the squared distance after training, from one length to the next, over
     starts with no model stuck. The covariances share their first weights.
@@ -474,7 +398,7 @@ def weight_distance(tables: Tables) -> Decision:
     )
 
 
-@claim("s-27-stability", made_flows, (1.0, "linear"), (1.0, "softmax"))
+@claim("s-27-stability")
 def stability(tables: Tables) -> Decision:
     """Counts for each start which model is stuck in more settings: starts are independent, their
     settings are not.

@@ -29,8 +29,8 @@ from esscher.measures.product import Rademacher
 from esscher.measures.rotational import Sphere
 from esscher.papers import rules
 from esscher.papers.claim import Decision, Picture, Rows, Tables, claim
-from esscher.papers.claims_heads import fall_with_scale, made_heads
-from esscher.papers.rules import above, below, decided, exponent, grid, inside, line, need, points
+from esscher.papers.claims_heads import fall_with_scale
+from esscher.papers.rules import above, below, decided, exponent, inside, line, need, points
 from esscher.theory.bohbot import hardmax_mean_abs_asymptotic
 from esscher.theory.sharp import delta_bound, delta_bound_numbers, l2_exponent_rms
 
@@ -60,16 +60,7 @@ def sweep_picture(rows: Rows) -> Picture:
     return Picture("coupling Psi", "exponent", series, log="x")
 
 
-def made_sweep(exponents: tuple[float, float], seed: int) -> Tables:
-    """Two points, at low and at high coupling, whose errors fall with these exponents."""
-    rows = grid(point=(0, 1), metric=MOMENTS)
-    rows["coupling"] = rows["point"].map({0: 0.001, 1: 10.0})
-    rows["bohbot"] = rows["point"].map({0: 0.49, 1: 0.3})
-    chosen = {(point, metric): exponents[point] for point in (0, 1) for metric in MOMENTS}
-    return {"sweep": {"rates": rows, "errors": rules.made_errors(chosen, seed)}}
-
-
-@claim("b-1-sub-parametric", made_sweep, (0.5, 0.3), (0.5, 0.55))
+@claim("b-1-sub-parametric")
 def sub_parametric(tables: Tables) -> Decision:
     rows = fitted_rates(tables["sweep"])
     fits = {row["metric"]: row["fit"] for row in rows if row["point"] == rows[-1]["point"]}
@@ -77,7 +68,7 @@ def sub_parametric(tables: Tables) -> Decision:
     return decided(need(what, fits, below, 0.5), picture=sweep_picture(rows))
 
 
-@claim("b-2-proved-rate", made_sweep, (0.5, 0.4), (0.5, 0.1))
+@claim("b-2-proved-rate")
 def proved_rate(tables: Tables, slack: float) -> Decision:
     rows = fitted_rates(tables["sweep"])
     gaps = {
@@ -95,21 +86,7 @@ def proved_rate(tables: Tables, slack: float) -> Decision:
 # ---- 3: scores multiplied by alpha
 
 
-def made_ablation(exponents: tuple[float, ...], seed: int) -> Tables:
-    """Errors of one law, and 72 heads whose exponents fall as much."""
-    rng = np.random.default_rng(seed)
-    chosen = {(point, "mean"): power for point, power in enumerate(exponents)}
-    rows = grid(point=range(len(exponents)), metric="mean")
-    scales = [
-        made_heads(72).assign(scale=point, beta_fit=rng.normal(power, 0.01, 72))
-        for point, power in enumerate(exponents)
-    ]
-    rates = rows.assign(coupling=10.0 ** rows["point"])
-    own = {"rates": rates, "errors": rules.made_errors(chosen, seed)}
-    return {"ablation": own, "heads": {"scales": pd.concat(scales)}}
-
-
-@claim("b-3-falls-with-scale", made_ablation, (0.5, 0.4, 0.2), (0.5, 0.5, 0.5))
+@claim("b-3-falls-with-scale")
 def falls_with_scale(tables: Tables, fall: float) -> Decision:
     """Between the smallest and the largest alpha, nowhere a rise; the experimental formula of [B]
     is drawn beside it.
@@ -152,18 +129,7 @@ def measure_edge(largest: float, rng: np.random.Generator) -> Rows:
     return rows
 
 
-def made_uniform(case: tuple[float, bool], seed: int) -> Tables:
-    """Uniform errors with an exponent, and constants like exp(R^2/4) or like a power of R."""
-    power, polynomial = case
-    radius = np.arange(0.5, 6.1, 0.5)
-    constant = (1 + radius) ** 2 if polynomial else np.exp(radius**2 / 4)
-    edge = pd.DataFrame({"radius": radius, "n": 1e15, "rms": constant / math.sqrt(1e15)})
-    errors = rules.made_errors({(point, "uniform"): power for point in range(3)}, seed)
-    rates = pd.DataFrame({"point": [0, 1, 2], "value": [0.5, 1.0, 1.5]})
-    return {"balls": {"errors": errors, "rates": rates}, "edge": {"evidence": edge}}
-
-
-@claim("b-4-uniform", made_uniform, (0.5, False), (0.3, True), measure_edge)
+@claim("b-4-uniform", measure_edge)
 def uniform(tables: Tables, half: list[float], few: float) -> Decision:
     """Exponents of the uniform error, its constant over that of one query, and how the latter grows
     with R: if it were a power of R, late growth would be small against early.
@@ -232,15 +198,7 @@ def measure_support(square: int, rng: np.random.Generator) -> Rows:
     return rows
 
 
-def made_support(growth: float, seed: int) -> Tables:
-    rng = np.random.default_rng(seed)
-    rows = grid(square=range(1, 6), what=("uniform", "mean"), n=(10.0, 1e3, 1e5))
-    uniform, mean = np.exp(growth * rows["square"]), np.sqrt(rows["square"])
-    size = np.where(rows["what"] == "uniform", uniform, mean) * rng.uniform(0.99, 1, len(rows))
-    return {"supports": {"evidence": rows.assign(rms=size / np.sqrt(rows["n"]))}}
-
-
-@claim("b-5-support", made_support, 1.0, 0.1, measure_support)
+@claim("b-5-support", measure_support)
 def support(tables: Tables, exponential: float, polynomial: float) -> Decision:
     """C(r) is the largest sqrt(n) times the error over laws of this support and n; the rule looks
     at its growth in r^2 and in ln r.
@@ -267,15 +225,7 @@ def support(tables: Tables, exponential: float, polynomial: float) -> Decision:
 # ---- 6: hardmax
 
 
-def made_hardmax(power: float, seed: int) -> Tables:
-    """Absolute means that follow the asymptote times n^-power."""
-    rng = np.random.default_rng(seed)
-    rows = grid(n=(100, 316, 1000, 3162, 10000, 31623, 100000), repeat=range(400))
-    size = hardmax_mean_abs_asymptotic(rows["n"].to_numpy()) * (rows["n"] / 100) ** -power
-    return {"hardmax": {"errors": rows.assign(squared=(size * rng.gamma(4, 0.25, len(rows))) ** 2)}}
-
-
-@claim("b-6-hardmax", made_hardmax, 0.0, 0.3)
+@claim("b-6-hardmax")
 def hardmax(tables: Tables) -> Decision:
     """E|mean| sqrt(ln n) has to be level and near ln 4 / (2 sqrt 2): after a power law it would
     fall by a factor, after a constant rise. Corrections are of order 1/ln n.
@@ -362,21 +312,7 @@ def at_last(found: dict[Any, Any]) -> dict[str, Interval]:
     return {law: one for (law, n), one in found.items() if n == last}
 
 
-def made_draws(case: tuple[float, float], seed: int) -> Tables:
-    """Errors that follow Student's law with some degrees of freedom, of variance 1 in each of two
-    coordinates; and n times a bound.
-    """
-    freedom, bound = case
-    rng = np.random.default_rng(seed)
-    rows = grid(law="made", n=(100, 10_000), prompt=range(8000)).drop(columns="prompt")
-    scale = np.sqrt(freedom / rng.chisquare(freedom, (len(rows), 1)))
-    error = rng.standard_normal((len(rows), 2)) * scale
-    size = (error**2).sum(axis=1)
-    rows = rows.assign(bound=bound / rows["n"], squared=size / rows["n"], size=size, own_size=size)
-    return {"draws": {"evidence": rows.assign(coordinate=error[:, 0])}}
-
-
-@claim("t-28-normality", made_draws, (1e6, 3.0), (1.0, 3.0), measure_draws)
+@claim("t-28-normality", measure_draws)
 def normality(tables: Tables, distance: float) -> Decision:
     found = by_law(tables, lambda part: kolmogorov(part["coordinate"], stats.norm()))
     series = [*rules.series_of(found), line("rule", sorted({n for _, n in found}), distance)]
@@ -386,7 +322,7 @@ def normality(tables: Tables, distance: float) -> Decision:
     )
 
 
-@claim("t-29-variance", made_draws, (1e6, 3.0), (1e6, 1.0))
+@claim("t-29-variance")
 def variance(tables: Tables) -> Decision:
     found = by_law(
         tables, lambda part: rules.mean_interval(part["squared"] / part["bound"].iloc[0])
@@ -397,7 +333,7 @@ def variance(tables: Tables) -> Decision:
     )
 
 
-@claim("t-30-chi-squared", made_draws, (1e6, 3.0), (1.0, 3.0))
+@claim("t-30-chi-squared")
 def chi_squared(tables: Tables, covered: list[float], distance: float) -> Decision:
     chi, nominal = stats.chi2(2), 0.95
     covers = by_law(
@@ -470,15 +406,7 @@ def squared_errors(head: Head, query: Floats, y: Floats, limit: Floats) -> Float
     return np.asarray(((out @ head.V.double().numpy().T - limit) ** 2).sum(axis=1), np.float64)
 
 
-def made_sizes(factor: float, seed: int) -> Tables:
-    rng = np.random.default_rng(seed)
-    drawn = grid(law="made", n=(1, 30), group=range(GROUPS), exact=1.0)
-    drawn["squared"] = factor * rng.normal(1, 0.03, len(drawn))
-    every = grid(law=ENUMERATED, n=3, group=0, exact=1.0).assign(squared=factor * (1 + 1e-12))
-    return {"sizes": {"evidence": pd.concat([drawn, every], ignore_index=True)}}
-
-
-@claim("o-31-exact", made_sizes, 1.0, 1.2, measure_error)
+@claim("o-31-exact", measure_error)
 def exact_error(tables: Tables, ratio: float, rounding: float) -> Decision:
     rows = tables["sizes"]["evidence"]
     rows = rows.assign(ratio=rows["squared"] / rows["exact"])
@@ -510,15 +438,7 @@ def measure_slopes(dim: int, horizon: float, rng: np.random.Generator) -> Rows:
     ]
 
 
-def made_slopes(shift: float, seed: int) -> Tables:
-    """Errors whose slopes are this far, about, from the exponents."""
-    rng = np.random.default_rng(seed)
-    rows = grid(dim=1, horizon=(0.5, 1.0, 2.0), n=[10.0**power for power in range(2, 16)])
-    sharp = {h: l2_exponent_rms(h) + shift * rng.uniform(0.8, 1) for h in (0.5, 1.0, 2.0)}
-    return {"slopes": {"evidence": rows.assign(rms=rows["n"] ** -rows["horizon"].map(sharp))}}
-
-
-@claim("o-32-sharp", made_slopes, 0.01, 0.1, measure_slopes)
+@claim("o-32-sharp", measure_slopes)
 def sharp_exponents(tables: Tables, gap: float) -> Decision:
     """Compares slopes over the last decade with the exponent; those between 10^3 and 10^4 say what
     is seen in practice.

@@ -1,5 +1,5 @@
 """The pieces of decision rules: intervals against bounds, shares, means, rank correlations, rates
-fitted to stored errors; series of pictures; and made-up errors to try rules on.
+fitted to stored errors; and series of pictures.
 """
 
 from __future__ import annotations
@@ -196,28 +196,3 @@ def diagonal(label: str, x: Any) -> Series:
     """The line y = x, from the smallest x to the largest."""
     ends = [float(np.min(x)), float(np.max(x))]
     return line(label, ends, ends)
-
-
-# ---- Made-up tables
-
-
-def grid(**values: Any) -> pd.DataFrame:
-    """A table with a row for each combination of values; a single value stands for itself."""
-    lists = [[one] if isinstance(one, str | int | float) else [*one] for one in values.values()]
-    return pd.MultiIndex.from_product(lists, names=[*values]).to_frame(index=False)
-
-
-def made_errors(
-    exponents: Mapping[tuple[int, str], float], seed: int, repeats: int = 60
-) -> pd.DataFrame:
-    """Squared errors with root mean square n^-exponent for each (point, metric), as ``esscher
-    converge`` stores them. Repeats spread like chi-squared with 8 degrees of freedom.
-    """
-    rng = np.random.default_rng(seed)
-    ladder = (1000, 2000, 4000, 8000, 16000, 32000)
-    parts = []
-    for (point, metric), power in exponents.items():
-        own = grid(point=point, metric=metric, repeat=range(repeats), n=ladder)
-        spread = rng.chisquare(8, len(own)) / 8
-        parts.append(own.assign(squared=own["n"] ** (-2.0 * power) * spread, limit_squared=1.0))
-    return pd.concat(parts, ignore_index=True)
