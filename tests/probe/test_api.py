@@ -143,7 +143,6 @@ def test_settings_that_cannot_be_used(folder: Path, tmp_path: Path) -> None:
         ({"layers": ()}, "whole numbers"),
         ({"moments": 2, "moments_n": "8,400"}, "moments_n: the pool has 300 keys, got n = 400"),
         ({"moments": 2, "pool": "sequence", "n": "16"}, "moments: .*--pool corpus"),
-        ({"moments_queries": 0}, "moments_queries"),
     ):
         with pytest.raises(ValueError, match=message):
             es.probe(model, text, tokenizer=words, out=tmp_path / "run", **{**SMALL, **settings})

@@ -12,16 +12,7 @@ import torch
 import esscher as es
 from esscher.inputs import generator_for
 from esscher.probe import moments
-from esscher.probe.moments import (
-    WHOLE_LAYER,
-    Errors,
-    Limit,
-    Sampled,
-    drawn_tokens,
-    moment_ladder,
-    moment_row,
-    of_heads,
-)
+from esscher.probe.moments import WHOLE_LAYER, moment_curves, moment_ladder, moment_row
 from esscher.probe.session import Session
 from esscher.probe.statistic import LayerInfo
 from tests.models.probe_runs import (
@@ -81,24 +72,6 @@ def by_hand(heads: tuple[int, ...], cap: float = math.inf) -> dict[tuple[int, st
     return found
 
 
-def moment_curves(
-    info: LayerInfo,
-    given: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    heads: tuple[int, ...],
-    n: np.ndarray,
-    repeats: int,
-    seed: int,
-) -> dict[tuple[int, str], Sampled]:
-    """Draws against the limit of all tokens, as a unit of work makes them."""
-    q, k, v = of_heads(info, given, heads)
-    limit = Limit.of(torch.cat(list(moments.block_state(info, q, k, v).out), dim=1).double())
-    errors = Errors(limit, heads, n)
-    for repeat in range(repeats):
-        chosen = torch.from_numpy(drawn_tokens(info.layer, k.shape[1], int(n[-1]), repeat, seed))
-        errors.add(info, (q[:, chosen], k[:, chosen], v[:, chosen]))
-    return errors.curves("")
-
-
 @pytest.mark.parametrize("heads", [(0, 1, 2, 3), (1, 2)])
 def test_curves_equal_a_plain_loop(heads: tuple[int, ...]) -> None:
     info = LayerInfo(3, HEADS, KV_HEADS, 0.7, None, "")
@@ -106,7 +79,7 @@ def test_curves_equal_a_plain_loop(heads: tuple[int, ...]) -> None:
     truth = by_hand(heads)
     assert curves.keys() == truth.keys()
     for key, squares in truth.items():
-        curve = curves[key].curve
+        curve = curves[key]
         np.testing.assert_allclose(curve.samples, squares, rtol=1e-8)
         np.testing.assert_allclose(curve.rms, np.sqrt(squares.mean(0)), rtol=1e-8)
         error = squares.std(0, ddof=1) / math.sqrt(REPEATS) / (2 * np.sqrt(squares.mean(0)))
@@ -120,11 +93,11 @@ def test_the_layer_is_its_heads_side_by_side() -> None:
     info = LayerInfo(3, HEADS, KV_HEADS, 0.7, None, "")
     curves = moment_curves(info, tensors(), (0, 1, 2, 3), COUNTS, REPEATS, SEED)
     total = {
-        metric: sum(curves[head, metric].curve.samples for head in range(HEADS))
+        metric: sum(curves[head, metric].samples for head in range(HEADS))
         for metric in ("mean", "cov")
     }
-    np.testing.assert_allclose(curves[WHOLE_LAYER, "mean"].curve.samples, total["mean"], rtol=1e-9)
-    assert (curves[WHOLE_LAYER, "cov"].curve.samples > total["cov"]).all()
+    np.testing.assert_allclose(curves[WHOLE_LAYER, "mean"].samples, total["mean"], rtol=1e-9)
+    assert (curves[WHOLE_LAYER, "cov"].samples > total["cov"]).all()
     row = moment_row(curves, WHOLE_LAYER)
     assert set(row) == {
         f"beta_{metric}{end}" for metric in ("mean", "cov") for end in ("", "_low", "_high")
@@ -138,16 +111,16 @@ def test_relative_errors_are_of_the_outputs_own_size() -> None:
     q, k, v = tensors()
     rows = (0.7 * q[2] @ k[1].T).softmax(-1) @ v[1]
     cov = torch.cov(rows.T, correction=0)
-    assert curves[2, "mean"].curve.scale == pytest.approx(
+    assert curves[2, "mean"].scale == pytest.approx(
         float(rows.square().sum(1).mean().sqrt()), rel=1e-9
     )
-    assert curves[2, "cov"].curve.scale == pytest.approx(float(cov.norm()), rel=1e-9)
+    assert curves[2, "cov"].scale == pytest.approx(float(cov.norm()), rel=1e-9)
 
 
 def test_one_repeat_has_no_standard_error_and_no_complaint() -> None:
     info = LayerInfo(3, HEADS, KV_HEADS, 0.7, None, "")
     curves = moment_curves(info, tensors(), (0,), COUNTS, 1, SEED)
-    assert np.isnan(curves[0, "mean"].curve.stderr).all()
+    assert np.isnan(curves[0, "mean"].stderr).all()
     moment_row(curves, 0)
 
 
@@ -160,7 +133,7 @@ def test_capped_scores(monkeypatch: pytest.MonkeyPatch) -> None:
         LayerInfo(3, HEADS, KV_HEADS, 0.7, 1.3, ""), tensors(), (0, 1, 2, 3), COUNTS, REPEATS, SEED
     )
     for key, squares in by_hand((0, 1, 2, 3), cap=1.3).items():
-        np.testing.assert_allclose(curves[key].curve.samples, squares, rtol=1e-8)
+        np.testing.assert_allclose(curves[key].samples, squares, rtol=1e-8)
 
 
 @pytest.mark.parametrize(
@@ -220,10 +193,8 @@ def test_a_probe_has_the_moments_of_its_heads_and_of_the_layer(tmp_path: Path) -
     seen = _all_queries(found)
     info = LayerInfo(1, 4, 2, 8**-0.5, None, "")
     truth = moment_curves(info, (seen, k, v), (0, 1, 2, 3), np.array([8, 20, 50]), 3, 0)
-    for (head, metric), sampled in truth.items():
-        np.testing.assert_allclose(
-            rows_of(run, 1, head, metric)["rms"], sampled.curve.rms, rtol=1e-4
-        )
+    for (head, metric), curve in truth.items():
+        np.testing.assert_allclose(rows_of(run, 1, head, metric)["rms"], curve.rms, rtol=1e-4)
 
 
 def _all_queries(found: Session) -> torch.Tensor:

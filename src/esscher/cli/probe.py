@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 PLACES = 7  # digits of the number of a layer, a head or a token
 MOST_THREADS = 8  # of one process: more of them wait for each other
 PERCENT = "10"  # error that the summary speaks of
-TABLES = ("heads", "budget", "layers", "agreement", "limits", "about")
+TABLES = ("heads", "budget", "layers", "agreement", "about")
 HEADS = [
     "layer",
     "head",
@@ -108,7 +108,6 @@ def probe(
     decode: Annotated[int | None, option(ProbeSpec, "decode", SIZE)] = None,
     n: Annotated[str | None, option(ProbeSpec, "n", SIZE)] = None,
     moments_n: Annotated[str | None, option(ProbeSpec, "moments_n", SIZE)] = None,
-    moments_queries: Annotated[int | None, option(ProbeSpec, "moments_queries", SIZE)] = None,
     part: Annotated[int | None, option(ProbeSpec, "part", SIZE)] = None,
     out: Out = None,
     everything: All = False,

@@ -104,9 +104,9 @@ def compute(session: Session, unit: Unit) -> Mapping[str, Any]:
     end. The first unit also compares the captured model with the plain one.
     """
     if "moments" in unit:
-        from esscher.probe.moments import stream_moments
+        from esscher.probe.moments import unit_moments
 
-        return stream_moments(session, unit)
+        return unit_moments(session, unit)
     found = unit_tables(session, unit)
     return found | ({"parity": parity_rows(session)} if unit == session.units[0] else {})
 

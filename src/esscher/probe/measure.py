@@ -142,10 +142,10 @@ def columns(spec: ProbeSpec) -> dict[str, tuple[Column, ...]]:
     more: dict[str, tuple[Column, ...]] = {}
     if spec.moments:
         from esscher.probe.agreement import AGREEMENT  # a usual probe has no moments
-        from esscher.probe.moments import EXPONENTS, LIMITS
+        from esscher.probe.moments import EXPONENTS
 
         heads, layers = (*heads, *EXPONENTS), (*layers, *EXPONENTS)
-        more = {"agreement": AGREEMENT, "limits": LIMITS}
+        more = {"agreement": AGREEMENT}
     found: dict[str, tuple[Column, ...]] = {"heads": heads, "layers": layers, "budget": BUDGET}
     found["nats"] = MODEL
     for statistic in statistics:

@@ -151,12 +151,16 @@ class Session:
         """Layers whose keys and values of one part fit into memory together; each block is a
         forward pass over the part.
         """
-        tokens = max(int(self.pooled[part].sum()) for part in self.parts)
+        return self.layer_blocks(max(int(self.pooled[part].sum()) for part in self.parts))
+
+    def layer_blocks(self, tokens: int, *, with_queries: bool = False) -> list[list[int]]:
+        """Layers whose keys and values of so many tokens fit into memory together."""
         found: list[list[int]] = []
         held = 0.0
         for layer in self.layers:
             shape = self.loaded.shapes[layer]
-            size = 4.0 * tokens * shape.kv_heads * (shape.width + shape.value_width)
+            numbers = shape.kv_heads * (shape.width + shape.value_width)
+            size = 4.0 * tokens * (numbers + with_queries * shape.heads * shape.width)
             if not found or held + size > MEMORY:
                 found.append([])
                 held = 0.0

@@ -97,9 +97,6 @@ class ProbeSpec(RunSpec):
         default=0, ge=0, description="Monte Carlo repeats of the outputs' mean and covariance"
     )
     moments_n: tuple[int, ...] | None = Field(default=None, description="token numbers of these")
-    moments_queries: PositiveInt = Field(
-        default=2048, description="queries of their limit, where tokens do not fit into memory"
-    )
     rules: tuple[str, ...] | None = Field(
         default=None,
         description="keep rules to compare, such as sinks:4+recent, or none; may be repeated",

@@ -84,6 +84,15 @@ class LayerInfo:
         return head // (self.heads // self.kv_heads)
 
 
+def token_tensors(captured: AttentionCall, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """q (H, B, k), k and v (H_kv, B, .) of the chosen (batch, tokens) tokens."""
+    q, k, v = (
+        at_least_single(x).transpose(0, 1)[:, chosen]
+        for x in (captured.query, captured.key, captured.value)
+    )
+    return q, k, v
+
+
 @dataclass(frozen=True)
 class Rows:
     """Pooled tokens of a block: q (H, B, k), k and v (H_kv, B, .), hidden (B, d) or None, positions
@@ -101,10 +110,7 @@ class Rows:
     @classmethod
     def of(cls, captured: AttentionCall, pooled: Tensor, special: Tensor, pieces: Tensor) -> Rows:
         """``pooled`` (batch, tokens): which tokens to take."""
-        q, k, v = (
-            at_least_single(x).transpose(0, 1)[:, pooled]
-            for x in (captured.query, captured.key, captured.value)
-        )
+        q, k, v = token_tensors(captured, pooled)
         hidden = None if captured.hidden is None else at_least_single(captured.hidden)[pooled]
         positions = pooled.nonzero()[:, 1]
         sinks = (positions == 0) | special[pooled]
