@@ -5,7 +5,7 @@ weights are read.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,9 @@ from esscher.hf.capture import example_inputs, expected_layers, forward, refusal
 from esscher.hf.checkpoint import read_config, resolve, stored_as, weight_files
 from esscher.hf.gguf import skeleton
 from esscher.hf.gradients import DRAWS
-from esscher.hf.loading import Loaded, outline_of, positions, task_of, wrap_model
-from esscher.hf.package import quiet, transformers
-from esscher.probe.job import check_asked, unit_tables
-from esscher.probe.measure import LayerState, layer_tables
-from esscher.probe.pools import PLACES, window_layers
+from esscher.hf.loading import Loaded, outline_of, positions, task_of
+from esscher.probe.job import check_asked
+from esscher.probe.pools import PLACES
 from esscher.probe.session import Session, session_on, window_length
 from esscher.probe.spec import KEYS, ProbeSpec
 
@@ -32,45 +30,29 @@ DEFAULT = ProbeSpec()
 BLOCK = 1 << 28  # bytes of one block of windows and of scores, roughly
 LIBRARIES = 4e8  # bytes of a process that has loaded nothing yet
 PARTS = 4  # of a large corpus that are laid out to count its work; the others are like them
-TRIED = (2048, 8192)  # keys of the two small pools that are timed
-HEADS = 2  # of the small model that is timed
 
-
-@dataclass(frozen=True)
-class Work:
-    """How often each stage of a probe is done."""
-
-    forward: int  # tokens that go through the model
-    backward: int  # tokens that gradients come back from
-    pieces: int  # for each head the windows, or the keys, that are measured
-    compared: int  # for each head the windows in which keep rules are compared
-    heads: int  # heads that tables are made of
-
-
-@dataclass(frozen=True)
-class Speed:
-    """Seconds of processor time of each stage, measured on this machine just before."""
-
-    forward: float  # a token, from ``matmul``
-    backward: float
-    piece: float
-    compared: float
-    tables: float
-    matmul: float  # floating-point operations a second
+# Operations that take as long as the statistics, measured on MiniLM and SmolLM2: good to a factor
+# of about 2.
+OF_HEAD = 1e10  # tables of a head
+OF_KEY = 2.5e6  # a key of a head
+OF_PAIR = 8e3  # a query and a key
+OF_WINDOW = 2.5e9  # a head in a window that is the pool
+OF_RULE = 7e6  # a key of a head under one keep rule
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Processor time and memory of a probe: the stages of ``work`` at their ``speed``."""
+    """Processor time and memory of a probe: floating-point operations of its stages, at the speed
+    of matrix products on this machine.
+    """
 
     seconds: float
-    forward_seconds: float
     bytes: int
     tokens: int  # of text
     keys: int  # that a query meets
     queries: int
-    work: Work
-    speed: Speed
+    operations: dict[str, float]
+    speed: float  # operations a second
     threads: int
 
 
@@ -197,7 +179,7 @@ def _position_kind(model: Any, seen: Sequence[AttentionCall]) -> str:
 
 def estimate_cost(loaded: Loaded, asked: ProbeSpec = DEFAULT, packed: bool = False) -> Cost:
     """Every stage of the probe that is ``asked`` for (text without a number of tokens counts as
-    KEYS), counted, times its speed on this machine.
+    KEYS), counted, over the speed of this machine.
 
     Memory is weights in float32 and what a process holds beside them: keys and values of a window,
     or of the corpus where they fit, or the states of some layers while a corpus that does not fit
@@ -208,29 +190,24 @@ def estimate_cost(loaded: Loaded, asked: ProbeSpec = DEFAULT, packed: bool = Fal
     laid_out = min(tokens, PARTS * asked.part)
     session = session_on(asked, loaded, _blank(max(1, laid_out // length), min(length, laid_out)))
     check_asked(session)
-    work, speed = count_work(session, tokens), _speed(session)
+    operations, speed = count_operations(session, tokens), _matmul_speed()
     parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
-    forward = work.forward * speed.forward
-    measured = work.pieces * speed.piece + work.compared * speed.compared
+    held = max(4 * parameters + _held(session) + BLOCK, 8 * parameters if packed else 0)
     return Cost(
-        seconds=forward + work.backward * speed.backward + measured + work.heads * speed.tables,
-        forward_seconds=forward,
-        bytes=int(
-            LIBRARIES
-            + max(4 * parameters + _held(session) + BLOCK, 8 * parameters if packed else 0)
-        ),
+        seconds=sum(operations.values()) / speed,
+        bytes=int(LIBRARIES + held),
         tokens=tokens,
         keys=session.windows.length if session.own else tokens,
         queries=len(session.queries),
-        work=work,
+        operations=operations,
         speed=speed,
         threads=torch.get_num_threads(),
     )
 
 
-def count_work(session: Session, tokens: int) -> Work:
-    """The stages of a probe of so many tokens; the session may be of fewer, where it has several
-    parts.
+def count_operations(session: Session, tokens: int) -> dict[str, float]:
+    """Floating-point operations of a probe of so many tokens by stage; the session may be of fewer,
+    where it has several parts.
 
     A corpus goes through the model once for each block of layers, and windows of queries once more
     where it has several parts. Where rules are compared a language model gives gradients of drawn
@@ -238,21 +215,22 @@ def count_work(session: Session, tokens: int) -> Work:
     """
     length, layers = session.windows.length, session.layers
     heads = sum(len(session.heads(layer)) for layer in layers)
-    asking = len(session.query_windows)
+    asking, token = len(session.query_windows), _token_operations(session)
     depth = (max(layers) + 1) / session.loaded.layers  # a pass ends after the last of them
+    found = {"gradients": 0.0, "rules": 0.0, "tables": OF_HEAD * heads}
     if not session.own:
         again = asking * length if len(session.parts) > 1 else 0
-        forward = depth * len(session.blocks) * (tokens + again)
-        return Work(round(forward), 0, heads * tokens, 0, heads)
+        found["forward"] = token * depth * len(session.blocks) * (tokens + again)
+        found["heads"] = heads * tokens * (OF_KEY + OF_PAIR * len(session.queries))
+        return found
     rules = len(session.rule_windows)
     felt = rules if task_of(session.loaded.model) == "language" else 0
-    return Work(
-        round(depth * asking * length) + felt * length,
-        felt * min(PLACES, length // 4) * DRAWS,
-        heads * (asking - rules),
-        heads * rules,
-        heads,
-    )
+    found["forward"] = token * (depth * asking + felt) * length
+    found["gradients"] = 2 * token * felt * min(PLACES, length // 4) * DRAWS
+    own = asking * (OF_WINDOW + OF_KEY * length) + OF_PAIR * length * len(session.queries)
+    found["heads"] = heads * own
+    found["rules"] = OF_RULE * heads * rules * length * len(session.spec.compared)
+    return found
 
 
 def _held(session: Session) -> float:
@@ -275,58 +253,7 @@ def _blank(windows: int, length: int) -> Windows:
     return Windows(ids, text, none, none, 1, "", "")
 
 
-def _speed(session: Session) -> Speed:
-    """Time each stage on a random model of one layer and two heads, of this model's widths."""
-    matmul, length = _matmul_speed(), session.windows.length
-    token, small = _operations(session) / matmul, _small_model(session)
-    # places, and numbers of keys that a small pool may not have
-    settings: dict[str, Any] = dict.fromkeys(("layers", "heads", "n", "moments_n", "planted"))
-    if session.own:
-        share = len(session.queries) // len(session.query_windows)
-        settings |= {"queries": 2 * share, "kept_queries": share}
-    spec = ProbeSpec.read({**session.spec.as_dict(), **settings})
-    if session.own:
-        trial = session_on(spec, small, _blank(2, length))
-        first, states = next(iter(trial.rule_windows), 0), list[LayerState]()
-        windows = (1 - first, 1 - first, first)  # the first call of all is slow
-        _, piece, ruled = (_timed(window_layers, trial, i, states.append) for i in windows)
-        tables = _timed(layer_tables, trial, states[-1])
-        return Speed(token, 2 * token, piece / HEADS, ruled / HEADS, tables / HEADS, matmul)
-    found = []
-    for keys in (TRIED[0], *TRIED):
-        trial = session_on(spec, small, _blank(max(1, keys // length), length))
-        unit = {"layers": [0], "part": 0, "heads": list(range(HEADS))}
-        found.append((trial.keys, _timed(unit_tables, trial, unit)))
-    (few, short), (many, long) = found[1:]
-    piece = max(long - short, 0.0) / (many - few)
-    tables = max(short - piece * few, 0.0)
-    return Speed(token, 2 * token, piece / HEADS, 0.0, tables / HEADS, matmul)
-
-
-def _timed(work: Callable[..., object], *arguments: Any) -> float:
-    """Processor time of a call."""
-    start = time.process_time()
-    work(*arguments)
-    return time.process_time() - start
-
-
-def _small_model(session: Session) -> Loaded:
-    config = transformers().LlamaConfig(
-        hidden_size=session.loaded.hidden_size,
-        num_attention_heads=HEADS,
-        num_key_value_heads=1,
-        head_dim=session.loaded.shapes[session.layers[0]].width,
-        num_hidden_layers=1,
-        intermediate_size=16,
-        vocab_size=512,
-        max_position_embeddings=session.windows.length,
-    )
-    with quiet(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return wrap_model(transformers().LlamaForCausalLM(config).eval(), name="a small model")
-
-
-def _operations(session: Session) -> float:
+def _token_operations(session: Session) -> float:
     """Floating-point operations of one token forward: two for each weight, and four for each key,
     head and coordinate.
     """

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from esscher.describe import Cost, Work, describe_model
-from esscher.probe.spec import ProbeSpec
+from esscher.describe import OF_RULE, Cost, describe_model
+from esscher.probe.spec import RULES, ProbeSpec
 from tests.models.tiny import FAMILIES, REFUSED, Family, build, transformers
 
 POSITIONS = {
@@ -90,8 +89,7 @@ def test_cost_grows_with_the_model(tmp_path: Path) -> None:
     large = priced(saved("llama", tmp_path / "big", **sizes))
     # windows of all that it takes
     assert (small.tokens, small.keys, small.queries) == (16_384, 64, 256)
-    # numbers of operations, since the measured speeds differ from one moment to the next
-    assert large.speed.forward * large.speed.matmul > 100 * small.speed.forward * small.speed.matmul
+    assert large.operations["forward"] > 100 * small.operations["forward"]
     assert large.bytes > small.bytes
 
 
@@ -104,26 +102,22 @@ def test_every_stage_of_a_probe_is_counted(tmp_path: Path) -> None:
     heads = 2 * 4
     cost = priced(folder, max_tokens=16_384, queries=64, kept_queries=16)
     assert (cost.tokens, cost.keys) == (16_384, 2048)
-    windows, ruled = 8, 2
-    assert cost.work == Work(
-        forward=(windows + ruled) * 2048,
-        backward=ruled * 64 * 8,
-        pieces=heads * (windows - ruled),
-        compared=heads * ruled,
-        heads=heads,
-    )
-    speed, work = cost.speed, cost.work
-    stages = (work.forward, work.backward, work.pieces, work.compared, work.heads)
-    each = (speed.forward, speed.backward, speed.piece, speed.compared, speed.tables)
-    assert min(each) > 0
-    assert cost.seconds == pytest.approx(
-        sum(count * spent for count, spent in zip(stages, each, strict=True))
-    )
-    bare = priced(folder, max_tokens=16_384, queries=64, kept_queries=16, rules="none", layers=(0,))
-    assert bare.work == Work(windows * 1024, 0, heads // 2 * windows, 0, heads // 2)
-    corpus = priced(folder, max_tokens=16_384, queries=64, pool="corpus")
-    assert corpus.work == Work(16_384, 0, heads * 16_384, 0, heads)
+    windows, ruled, stages = 8, 2, cost.operations
+    assert min(stages.values()) > 0
+    assert cost.seconds == pytest.approx(sum(stages.values()) / cost.speed)
+    token = stages["forward"] / ((windows + ruled) * 2048)
+    assert stages["gradients"] == pytest.approx(2 * token * ruled * 64 * 8)
+    assert stages["rules"] == pytest.approx(OF_RULE * heads * ruled * 2048 * len(RULES))
+    asked = {"max_tokens": 16_384, "queries": 64, "kept_queries": 16}
+    bare = priced(folder, rules="none", layers=(0,), **asked).operations
+    assert bare["gradients"] == bare["rules"] == 0
+    assert bare["forward"] == pytest.approx(token * windows * 1024)
+    for name in ("heads", "tables"):
+        assert bare[name] == pytest.approx(stages[name] / 2)
+    corpus = priced(folder, pool="corpus", **asked)
     assert corpus.keys == 16_384
+    half = priced(folder, pool="corpus", **{**asked, "max_tokens": 8192})
+    assert half.operations["heads"] == pytest.approx(corpus.operations["heads"] / 2)
 
 
 def test_a_corpus_in_parts_takes_no_more_memory_than_a_part(tmp_path: Path) -> None:

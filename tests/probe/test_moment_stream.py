@@ -122,12 +122,13 @@ def test_a_killed_probe_resumes_to_the_same_moments(tmp_path: Path) -> None:
     path = tmp_path / "spec.yaml"
     path.write_text(yaml.safe_dump(spec), encoding="utf-8")
     code = (
-        "import sys, time, esscher.probe.job as probe; from esscher.runs import execute\n"
-        "whole = probe.unit_moments\n"
+        "import importlib, sys, time; from esscher.runs import execute\n"
+        "moments = importlib.import_module('esscher.probe.moments')\n"
+        "whole = moments.unit_moments\n"
         "def slow(*args):\n"
         "    time.sleep(60 * (len(sys.argv) > 3))\n"
         "    return whole(*args)\n"
-        "probe.unit_moments = slow\n"
+        "moments.unit_moments = slow\n"
         "execute(sys.argv[1], sys.argv[2])\n"
     )
     command = [sys.executable, "-c", code, str(path)]

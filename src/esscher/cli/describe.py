@@ -38,8 +38,8 @@ def describe(
     """Show a model's layers and heads, whether it is supported, and what a probe costs.
 
     Only the configuration is read, and of the weights how they are stored. Time and memory are
-    those of the probe that the flags ask for: a small piece of each stage is timed on this machine
-    and multiplied. esscher probe --dry-run says the same.
+    those of the probe that the flags ask for: its operations are counted and divided by the speed
+    of this machine. esscher probe --dry-run says the same.
 
     Example: esscher describe openai-community/gpt2
     """
@@ -93,20 +93,17 @@ def _facts(found: ModelDescription, total: int | None) -> dict[str, str]:
 
 
 def _costs(cost: Cost) -> dict[str, Any]:
-    """Processor time and memory of the probe, and the speeds that they come from."""
+    """Processor time and memory of the probe, and the speed that they come from."""
     pool = f"{cost.queries} queries in windows of {cost.keys:,} of {cost.tokens:,} tokens"
     if cost.keys == cost.tokens:
         pool = f"{cost.keys:,} keys, {cost.queries} queries"
-    spent = cost.seconds - cost.forward_seconds - cost.work.backward * cost.speed.backward
+    forward = cost.operations["forward"] / cost.speed
     return {
         "a probe costs": (
             f"about {_time(cost.seconds)} of processor time and {cost.bytes / 1e9:.2g} GB"
-            f" ({pool}; of the time {_time(cost.forward_seconds)} are forward passes)"
+            f" ({pool}; of the time {_time(forward)} are forward passes)"
         ),
-        "measured here": (
-            f"{cost.speed.matmul / 1e9:.3g} GFLOP/s, {spent / cost.work.heads:.2g} s for a head,"
-            f" threads: {cost.threads}"
-        ),
+        "measured here": f"{cost.speed / 1e9:.3g} GFLOP/s, threads: {cost.threads}",
     }
 
 
