@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from esscher.describe import OF_RULE, Cost, describe_model
 from esscher.probe.spec import RULES, ProbeSpec
 from tests.models.tiny import FAMILIES, REFUSED, Family, build, transformers
