@@ -304,7 +304,6 @@ CASES = [
         N,
         lambda i: [as_double(part) for part in es.gaussian_error(detached(i["n"]), i["n"])],
     ),
-    Case("hardmax_mean_abs", N | NUMBERS, lambda i: es.hardmax_mean_abs(i["n"], i["numbers"][1])),
     Case("predictions", MAPS | LAW, of_predictions),
 ]
 

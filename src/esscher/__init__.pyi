@@ -49,7 +49,6 @@ from .probe.job import probe as probe
 from .runs import Run as Run, load_run as load_run
 from .theory import (
     Prediction as Prediction,
-    hardmax_mean_abs as hardmax_mean_abs,
     predictions as predictions,
 )
 

@@ -48,9 +48,6 @@ NAMES = [
     "s-gradient-v",
     "s-gradient-u",
     "keep-neyman",
-    "keep-neyman-bound",
-    "keep-topk",
-    "keep-topk-rest",
 ]
 AT_ONE_QUERY = "mean square error at one query"
 
@@ -384,20 +381,15 @@ def test_exponents_and_numbers() -> None:
 
 
 def test_hardmax_only_on_the_line() -> None:
-    """[B] Proposition 5.1 and the exact mean, with V and the sign of A; refused where hypotheses
-    fail.
-    """
-    found = by_name(predictions(es.Head([[-0.5]], [[-3.0]]), es.Gaussian([[4.0]])))
-    assert found["hardmax-exact"].applies
-    assert found["hardmax-exact"].value([2])[0] == pytest.approx(
-        6.0 * math.sqrt(2 / math.pi) / 2, rel=1e-10
-    )
-    ratio = found["hardmax-exact"].value([10**12]) / found["b-hardmax"].value([10**12])
-    assert ratio[0] == pytest.approx(1.0196, abs=1e-3)
+    """[B] Proposition 5.1 with V; refused where hypotheses fail."""
+    found = by_name(predictions(es.Head([[-0.5]], [[-3.0]]), es.Gaussian([[4.0]])))["b-hardmax"]
+    assert found.applies
+    size = math.log(4) * 6 / 2 / math.sqrt(2 * math.log(10**12))
+    assert found.value([10**12])[0] == pytest.approx(size, rel=1e-12)
+    assert np.isinf(found.value([1])[0])
     assert not by_name(predictions(es.Head([[1.0]], [[1.0]]), es.Cube(1)))["b-hardmax"].applies
-    assert not by_name(predictions(es.Head([[0.0]], [[1.0]]), es.Gaussian([[1.0]])))[
-        "hardmax-exact"
-    ].applies
+    zero = by_name(predictions(es.Head([[0.0]], [[1.0]]), es.Gaussian([[1.0]])))["b-hardmax"]
+    assert not zero.applies
 
 
 def test_corner_heads() -> None:

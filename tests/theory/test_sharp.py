@@ -82,7 +82,6 @@ def test_freezing_and_bohbot_numbers() -> None:
     assert bohbot.moment_exponent(0.0) == bohbot.moment_exponent_experimental(0.0) == 0.5
     assert bohbot.moment_exponent(2.0) == pytest.approx(1 / 130)
     assert bohbot.moment_exponent_experimental(2.0) == pytest.approx(1 / 6)
-    assert bohbot.uniform_log_growth(0.5, 4.0) == pytest.approx(4.0)
 
 
 def test_exact_slope_at_horizon_one_follows_the_rms_exponent() -> None:

@@ -1,6 +1,6 @@
 """Results derived here: exponents from the random energy model (heuristic), a proved bound at one
 query whose leading term is the delta method's, a proved constant for the uniform error, and what
-the error of n kept keys tends to under keep rules.
+the error of n kept keys tends to.
 
 Exponents, Gaussian tokens and queries. At one query of score deviation s = c sqrt(2 ln n) the error
 of the softmax over n Gaussian scores is n^{-b}:
@@ -15,32 +15,22 @@ below are the minima over c of the sum.
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
 import numpy as np
-import scipy.special
-import scipy.stats
 import torch
-from torch import Tensor
 
 from esscher.attention.head import Head
 from esscher.inputs import as_counts, as_tensor
 from esscher.measures.base import Measure
-from esscher.measures.line import panels
-from esscher.measures.matrices import is_diagonal, product
+from esscher.measures.matrices import product
 from esscher.theory.prediction import Conditions, Floats, Prediction, Setting
 
 RMS = "min(1/2, (√(1+4/h²)−1)/4)"  # the exponents as pictures write them
 TYPICAL = "min(1/2, 1/(1+2h²))"
 SHARES = np.concatenate([np.linspace(0.05, 0.9, 35), 1.0 - np.geomspace(0.09, 1e-4, 40)])
 LEVELS = 64  # of nets: the next one would change no digit
-# of a context, at which the predictions for the largest scores speak; half of it for those with a
-# rest
-SHARE = 1 / 16
-# score deviations beyond which exp(s^2) leaves the floating range whatever it multiplies
-STEEP = 1e3
 
 
 # ---- exponents of the random energy model
@@ -270,34 +260,26 @@ def chaining_constant(
     return (math.sqrt(numerator) + math.sqrt(2.0 * value * denominator)) ** 2
 
 
-def uniform_constant(setting: Setting, any_law: bool = False) -> float:
-    """``chaining_constant`` of a head and a bounded law over |x| <= ``setting.radius``.
-
-    ``any_law``: of every law of this support. NaN where the law is not bounded or the head has a
-    tilt bias.
-    """
-    measure, reach = setting.measure, setting.measure.support_radius()
-    if reach is None or not setting.no_bias:
-        return math.nan
-    V, tilt = setting.head.V.double(), setting.a_norm * setting.radius
-    spread = math.sqrt(float((V @ measure.cov.double() * V).sum()))
-    rank = max(1, int(torch.linalg.matrix_rank(setting.head.A.double())))
-    score = log_peak = tilt * reach
-    if not any_law and measure.as_rotational() is not None:
-        # reach t - K(t) grows in t, since K' is a mean of scores over t, none of them above reach
-        theta = torch.zeros(measure.dim, dtype=torch.float64)
-        theta[0] = tilt
-        log_peak -= float(measure.log_laplace(theta))
-    return chaining_constant(score, log_peak, setting.v_norm * reach, spread, rank)
-
-
 def uniform(setting: Setting) -> list[Prediction]:
-    """The uniform bound over |x| <= ``setting.radius``, for bounded laws."""
-    reach, constant = setting.measure.support_radius(), uniform_constant(setting)
-    most, numbers = math.inf, {}
-    if reach is not None and math.isfinite(constant):
-        most = 2.0 * setting.v_norm * reach
-        numbers = {"radius": setting.radius, "support": reach, "constant": constant}
+    """The uniform bound over |x| <= ``setting.radius``, for bounded laws and heads without tilt
+    bias.
+    """
+    head, measure, reach = setting.head, setting.measure, setting.measure.support_radius()
+    constant, most, numbers = math.nan, math.inf, {}
+    if reach is not None and setting.no_bias:
+        V, tilt = head.V.double(), setting.a_norm * setting.radius
+        spread = math.sqrt(float((V @ measure.cov.double() * V).sum()))
+        rank = max(1, int(torch.linalg.matrix_rank(head.A.double())))
+        score = log_peak = tilt * reach
+        if measure.as_rotational() is not None:
+            # reach t - K(t) grows in t: K' is a mean of scores over t, none of them above reach
+            theta = torch.zeros(measure.dim, dtype=torch.float64)
+            theta[0] = tilt
+            log_peak -= float(measure.log_laplace(theta))
+        constant = chaining_constant(score, log_peak, setting.v_norm * reach, spread, rank)
+        if math.isfinite(constant):
+            most = 2.0 * setting.v_norm * reach
+            numbers = {"radius": setting.radius, "support": reach, "constant": constant}
     bound = Prediction(
         name="uniform-chaining",
         source="derived here, by the method of [B] Theorem 3.4",
@@ -322,7 +304,7 @@ def uniform(setting: Setting) -> list[Prediction]:
     return [bound]
 
 
-# ---- keep rules at one query: what the error of n kept keys tends to
+# ---- Neyman's keys at one query
 
 
 def gaussian_mean_norm(values: Any) -> float:
@@ -343,151 +325,43 @@ def gaussian_mean_norm(values: Any) -> float:
     return math.sqrt(largest) * integral / (2.0 * math.sqrt(math.pi))
 
 
-def neyman_bound(n: Any, first: float, second: float, third: float) -> Floats:
-    """((n-1) (M_2/M_1)^2 + M_3/M_1) / n^2 from M_1 = E|c| and (numbers above) M_2 and M_3, Gaussian
-    tokens.
-    """
-    counts = as_counts(n, "n").astype(np.float64)
-    if first <= 0.0:
-        return np.zeros_like(counts)
-    return ((counts - 1.0) * (second / first) ** 2 + third / first) / counts**2
-
-
-def topk_bias(share: float, s: float) -> float:
-    """phi(r-s) / Q(r-s), Q(r) = share: |Gamma_keep - Gamma| over |w| for the largest scores of
-    Gaussian tokens.
-    """
-    x = float(scipy.stats.norm.isf(share)) - s
-    return math.sqrt(2.0 / math.pi) / float(scipy.special.erfcx(x / math.sqrt(2.0)))
-
-
-def rest_constant(top: float, rest: float, s: float, along: float, across: float) -> float:
-    """E[e^2 |c|^2 / p] / (E e)^2 for Gaussian tokens, p = 1 for a share ``top`` of largest scores
-    and ``rest`` for the others.
-
-    Given the score s g, |c|^2 is along (g - s)^2 + across on average, and e^2 / (E e)^2 moves g to
-    N(2s, 1) and counts it exp(s^2) times: exp(s^2) (along (1 + s^2) + across), and (1/rest - 1)
-    times its part below the cut.
-    """
-    if s > STEEP:
-        return math.inf if along + across > 0.0 else 0.0
-    z, lengths = (x.numpy() for x in panels(0.0, 160.0))
-    g = float(scipy.stats.norm.isf(top)) - 0.25 * z
-    with np.errstate(divide="ignore"):  # no values, no error
-        square = np.log(0.25 * lengths * (along * (g - s) ** 2 + across) / math.sqrt(2.0 * math.pi))
-        whole = s * s + float(np.log(along * (1.0 + s * s) + across))
-    below = float(scipy.special.logsumexp(square - 0.5 * g * g + 2.0 * s * g - s * s))
-    return _exp(whole) + (1.0 / rest - 1.0) * _exp(below)
-
-
-def _exp(log: float) -> float:
-    return math.exp(log) if log < 700.0 else math.inf
-
-
 def kept_keys(setting: Setting) -> list[Prediction]:
-    """What the error of n kept keys tends to at ``setting.query``; random keys are with ``delta``.
+    """What the error of n keys kept by Neyman's rule tends to at ``setting.query``; random keys are
+    with ``delta``.
 
-    e = exp<theta, y>, c = V y - Gamma, s the deviation of the score, w = V Sigma theta / s.
-    N tokens that are kept with chance p and counted 1/p times have N MSE -> E[e^2 |c|^2 / p] /
-    (E e)^2, by the proof of ``delta_bound`` with e/p for e. The largest scores alone, at a fixed
-    share, tend to the wrong limit: cut at r, the tilted score N(s, 1) of Gaussian tokens has its
-    mean moved by the hazard phi(r-s) / Q(r-s), and the output by w times it. Neyman's rule in a
-    context without end draws c_1 .. c_n from the tilted law by their sizes: n MSE -> (E_t|c|)^2.
-    For Gaussian tokens c is N(0, V Sigma V^T) under every tilt, so the error is the same number at
-    every query and horizon. Proofs: "Bounds" in the documentation.
+    In a context without end the rule draws c_1 .. c_n from the tilted law by their sizes, c = V y -
+    Gamma: n MSE -> (E_t|c|)^2. For Gaussian tokens c is N(0, V Sigma V^T) under every tilt, so the
+    error is the same number at every query and horizon. Proof: "Bounds" in the documentation.
     """
     theta = setting.head.tilt(setting.query).double()
     V, measure = setting.head.V.double(), setting.measure
-    sizes: dict[str, float] = {}  # of Neyman's rule
-    top: dict[str, float] = {}  # of the largest scores
-    rest: dict[str, float] = {}
-    if measure.is_gaussian:
-        white, spread = measure.root.T @ theta, product(V, measure.root)
-        sizes = _sizes(spread)
-        s = float(white.norm())
-        along = float((spread @ (white / s)).square().sum()) if s > 0.0 else 0.0
-        across = max(0.0, float(spread.square().sum()) - along)
-        top = {"share": SHARE, "rms": math.sqrt(along) * topk_bias(SHARE, s)}
-        constant = rest_constant(SHARE / 2, SHARE / (2.0 - SHARE), s, along, across)
-        rest = {"share": SHARE, "constant": SHARE * constant}
     numbers: dict[str, float] = {}
     moments: bool | None = False
     try:
         measure.log_laplace(1.001 * theta)
+        spread = product(product(V, measure.tilted_cov(theta)), V.T)
+        numbers = {"most": float(spread.trace())}
         if measure.is_gaussian:
-            numbers = {"most": sizes.get("second", math.inf)}
-            if sizes:
-                numbers["constant"] = sizes["first"] * sizes["first"]
-        else:
-            numbers = {"most": _trace(V, measure.tilted_cov(theta))}
+            values = torch.linalg.eigvalsh(spread).clamp_min(0.0)
+            numbers["constant"] = gaussian_mean_norm(values.cpu().numpy()) ** 2
         moments = True if setting.sigma is not None or bool(theta.any()) else None
     except ValueError:  # no limit at this query, or none beyond it
         pass
-    gaussian: Conditions = (("tokens are Gaussian", measure.is_gaussian),)
-    asymptotic = functools.partial(
-        Prediction, source="derived here", status="proved (asymptotic)", conditions=gaussian
-    )
-    neyman = asymptotic(
-        name="keep-neyman",
-        formula=(
-            "n MSE -> (E_t|c|)^2 <= tr V Cov_t V^T, t the tilted law; Gaussian tokens: one error"
-            " for all queries"
-        ),
-        quantity="kept keys at one query: Neyman's",
-        conditions=(
-            ("the tilted law has moments of every order", moments),
-            ("no token's value is the limit", None if measure.as_pool() is not None else True),
-        ),
-        exponent=0.5,
-        numbers=numbers,
-    )
-    bound = asymptotic(
-        name="keep-neyman-bound",
-        formula="MSE <= ((n-1) (M_2/M_1)^2 + M_3/M_1)/n^2, M_k = E|c|^k for c ~ N(0, V Sigma V^T)",
-        status="proved",
-        quantity=neyman.quantity,
-        exponent=0.5,
-        value=(lambda n: neyman_bound(n, **sizes)) if sizes else None,
-        units="squared",
-        numbers=sizes,
-    )
-    largest = asymptotic(
-        name="keep-topk",
-        formula="rms -> |w| phi(r-s)/Q(r-s), Q(r) = share, w = V Sigma theta / s",
-        quantity="kept keys at one query: largest scores",
-        exponent=0.0,
-        numbers=top,
-    )
-    with_rest = asymptotic(
-        name="keep-topk-rest",
-        formula="n MSE -> share E[e^2 |c|^2/p]/(E e)^2, p = 1 for the largest scores",
-        quantity="kept keys at one query: largest scores and a rest",
-        exponent=0.5,
-        numbers=rest,
-    )
-    return [neyman, bound, largest, with_rest]
-
-
-def _sizes(spread: Tensor) -> dict[str, float]:
-    """M_1, and numbers above M_2 and M_3, of N(0, L L^T), L = ``spread``; nothing where they leave
-    the floating range.
-    """
-    if is_diagonal(spread):
-        eigenvalues = spread.diagonal().square()
-    else:
-        narrow = spread if spread.shape[0] < spread.shape[1] else spread.T
-        eigenvalues = torch.linalg.eigvalsh(product(narrow, narrow.T)).clamp_min(0.0)
-    values = np.asarray(eigenvalues.cpu().numpy(), np.float64)
-    second = float(values.sum())
-    if not math.isfinite(second):
-        return {}
-    uneven = 2.0 * float(((values / (second or 1.0)) ** 2).sum())
-    third = second * math.sqrt(second) * math.sqrt(1.0 + uneven)  # sqrt(M_2 M_4) >= M_3
-    return {"first": gaussian_mean_norm(values), "second": second, "third": third}
-
-
-def _trace(V: Tensor, cov: Tensor) -> float:
-    """tr V C V^T of V over its largest entry, then times its square; infinite beyond float64."""
-    size = float(V.abs().max()) or 1.0
-    trace = float((product(V / size, cov) * (V / size)).sum())
-    return max(0.0, trace) * size * size if math.isfinite(trace) else math.inf
+    return [
+        Prediction(
+            name="keep-neyman",
+            source="derived here",
+            formula=(
+                "n MSE -> (E_t|c|)^2 <= tr V Cov_t V^T, t the tilted law; Gaussian tokens: one"
+                " error for all queries"
+            ),
+            status="proved (asymptotic)",
+            quantity="kept keys at one query: Neyman's",
+            conditions=(
+                ("the tilted law has moments of every order", moments),
+                ("no token's value is the limit", None if measure.as_pool() is not None else True),
+            ),
+            exponent=0.5,
+            numbers=numbers,
+        )
+    ]
