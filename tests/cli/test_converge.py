@@ -281,26 +281,3 @@ def test_a_mistake_in_n_names_it_and_what_came_once(
     assert err == (
         f"esscher: n: expected numbers such as 100,1000 or 1e3:1e12, got {command[-1]!r}\n"
     )
-
-
-def test_a_small_horizon_is_not_called_logarithmic(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Its curve bends where n is small, which a fast logarithm fits better than any power."""
-    arguments = [
-        "horizon",
-        "--values",
-        "0.1",
-        "--metrics",
-        "cov",
-        "--n",
-        "100:3200:6",
-        "--repeats",
-        "40",
-    ]
-    code, out, err = run(
-        ["converge", *arguments, "--out", str(tmp_path / "run"), "--figures", "", "--json"], capsys
-    )
-    assert code == 0, err
-    [row] = json.loads(out)["rates"]
-    assert row["preferred_law"] != "logarithmic"

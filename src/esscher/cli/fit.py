@@ -86,7 +86,6 @@ def fit(
                 "n_min": found.window.n_min,
                 "n_max": found.window.n_max,
                 "straightness_p": found.p_value,
-                "preferred_law": "" if found.power_vs_log is None else found.power_vs_log.preferred,
                 "reason": found.status.text,
             }
         )

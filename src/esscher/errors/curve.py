@@ -323,12 +323,6 @@ RATE = (  # of a RateFit
     Column(
         "constant", "float", "constant", "The error is about this times n to minus the exponent."
     ),
-    Column(
-        "preferred_law",
-        "word",
-        "law",
-        "Whether a power or a logarithm describes the decay better; empty where none is told.",
-    ),
 )
 STATUS = (
     Column("status", "word", "status", "ok or exact; else what is wrong with the fit, or refused."),

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import scipy.special
 import scipy.stats
 
 from esscher.errors.curve import ErrorCurve, Floats
@@ -22,12 +21,9 @@ NAN = float("nan")
 ROUNDING = 1e-12  # of the limit's size: smaller errors are rounding
 NOISY = 0.5  # standard error over error above which a point is left out
 INACCURATE = 1 / 3  # relative accuracy of a curve above which nothing is fitted
-DISAGREEMENT = 1e-3  # relative difference between rms and its samples that is taken for rounding
 # what the fit says
 CURVED = 1e-3  # level at which one power law is rejected
 HEAVY = 0.5  # share of one repeat in a mean square that is reported as a heavy tail
-GAMMA = 2.0  # largest power of 1 / log n taken for a law; hardmax has 1/2 [B, Proposition 5.1]
-PREFERRED = 0.95  # AIC weight from which on a law is preferred
 # the bootstrap
 RESAMPLES = 1999
 CLUSTER_RESAMPLES = 400  # a percentile interval needs fewer than percentile-t
@@ -44,8 +40,8 @@ FLOORS = np.linspace(0.0, 0.9, 10)  # correlations of distant points that are tr
 class Status:
     """A short code, and a text with the cause and the remedy.
 
-    Fitted: "ok", "exact", "curved", "few_repeats", "heavy_tail", "no_stderr". Not fitted
-    (``failed``): "too_few_points", "rounding", "noisy", "invalid", "repeated_n".
+    Fitted: "ok", "exact", "curved", "few_repeats", "heavy_tail". Not fitted (``failed``):
+    "too_few_points", "rounding", "noisy", "invalid".
     """
 
     code: str
@@ -61,16 +57,6 @@ class Window:
     n_max: int
     points: int
     rule: str
-
-
-@dataclass(frozen=True)
-class LawComparison:
-    """n^-exponent against (log n)^-gamma on the same points, by their AIC weights."""
-
-    gamma: float
-    log_likelihood_difference: float  # power law minus logarithmic law
-    weight_power: float  # AIC weight; the logarithmic law has the rest of 1
-    preferred: str  # "power", "logarithmic" or "undecided"
 
 
 @dataclass(frozen=True, repr=False)
@@ -91,7 +77,6 @@ class RateFit:
     stderr: float
     n: Counts
     local_slopes: Floats
-    power_vs_log: LawComparison | None  # None with fewer than three points at n >= 2
     p_value: float
 
     def with_exponent(self, exponent: float, low: float, high: float, source: str) -> RateFit:
@@ -142,7 +127,6 @@ def fit_rate(
 
     - repeats: generalised least squares, symmetric percentile-t bootstrap over repeats;
     - standard errors only: weighted least squares, normal, points taken as independent;
-    - neither: least squares, Student's interval from the scatter about the line;
     - an exact curve: least squares, the range of local slopes;
     - an exact curve whose queries come in clusters (windows of a text): percentile bootstrap over
       clusters.
@@ -154,22 +138,20 @@ def fit_rate(
     if level >= 1:
         raise ValueError(f"level: expected a number between 0 and 1, got {level}")
     seed = 0 if seed == 0 else as_count(seed, "seed")
-    usable, rule, problem = _usable(as_kind(curve, ErrorCurve, "curve"), window)
-    points = _Points.of(curve, usable)
-    ends = (int(points.n[0]), int(points.n[-1])) if usable.size else (0, 0)
-    chosen = Window(*ends, points=int(usable.size), rule=rule)
+    at, rule, problem = _usable(as_kind(curve, ErrorCurve, "curve"), window)
+    n = curve.n[at]
+    ends = (int(n[0]), int(n[-1])) if n.size else (0, 0)
+    chosen = Window(*ends, points=n.size, rule=rule)
     if problem is None:
-        return _fit(points, chosen, level, seed)
+        return _fit(curve, at, chosen, level, seed)
     # a least-squares line where two points allow one, without an interval
     exponent = constant = NAN
-    slopes = np.full(usable.size, np.nan)
-    if usable.size > 1 and (np.diff(points.n) > 0).all() and np.isfinite(points.y).all():
-        line = fit_line(points.x, points.y, np.eye(usable.size))
-        exponent, constant, slopes = -line.slope, line.constant(points.x), points.local_slopes()
-    nothing = (NAN, NAN)
-    fit = RateFit(
-        exponent, constant, nothing, level, chosen, problem, NAN, points.n, slopes, None, NAN
-    )
+    slopes = np.full(n.size, np.nan)
+    sound = (np.isfinite(curve.rms[at]) & (curve.rms[at] > 0)).all()
+    if n.size > 1 and (np.diff(n) > 0).all() and sound:
+        line = fit_line(*_logs(curve, at), np.eye(n.size))
+        exponent, constant, slopes = -line.slope, line.constant, _local_slopes(curve, at)
+    fit = RateFit(exponent, constant, (NAN, NAN), level, chosen, problem, NAN, n, slopes, NAN)
     if raise_on_failure:
         raise FitError(fit)
     return fit
@@ -191,20 +173,39 @@ def _usable(curve: ErrorCurve, window: Any) -> tuple[Counts, str, Status | None]
         if low >= high:
             raise ValueError(f"window: expected n_min < n_max, got {window!r}")
         rule = f"points with n from {low:g} to {high:g}, as given"
-    shape = (0, curve.n.size) if curve.samples is None else curve.samples.shape
-    if len(shape) != 2 or shape[1] != curve.n.size:
+    if curve.samples is not None and curve.samples.shape[1:] != curve.n.shape:
         raise ValueError(
-            f"curve.samples: expected squared errors, (repeats, {curve.n.size}), got shape {shape}"
+            f"curve.samples: expected squared errors, (repeats, {curve.n.size}), got shape"
+            f" {curve.samples.shape}"
         )
     order = np.argsort(curve.n, kind="stable")
     order = order[(curve.n[order] >= low) & (curve.n[order] <= high)]
-    problem = _invalid(curve, order)
-    if problem is not None:
-        return order, rule, problem
-    n, rms = curve.n[order], curve.rms[order]
+    n, rms, stderr = curve.n[order], curve.rms[order], curve.stderr[order]
+    bad = ~(np.isfinite(rms) & (rms > 0))
+    code, text = "invalid", ""
+    if curve.accuracy >= INACCURATE:
+        code = "rounding"
+        text = (
+            f"the errors are only known to {curve.accuracy:.2g} of themselves: compute the curve"
+            " more accurately"
+        )
+    elif bad.any():
+        text = (
+            f"the error is {rms[bad][0]} at n = {n[bad][0]}, where a rate needs finite errors above"
+            " 0: leave that n out with window=(n_min, n_max), or compute the error anew"
+        )
+    elif (np.diff(n) == 0).any():
+        text = f"n repeats ({_listed(n)}): put all repeats at one n into one point"
+    elif not (stderr > 0).all() and (curve.kind == "montecarlo" or stderr.any()):
+        text = (
+            "stderr is 0, negative or NaN at some points: give at least two repeats that differ, or"
+            " leave points out by window"
+        )
+    if text:
+        return order, rule, Status(code, text, True)
     known = math.isfinite(curve.scale) and curve.scale > 0
     rounding = rms <= ROUNDING * (curve.scale if known else float(rms.max(initial=0.0)))
-    noisy = ~rounding & (curve.stderr[order] > NOISY * rms)
+    noisy = ~rounding & (stderr > NOISY * rms)
     usable = order[~rounding & ~noisy]
     plural = "" if usable.size == 1 else "s"
     have = f"{usable.size} usable point{plural}, where a rate and the test of it need 3"
@@ -220,163 +221,39 @@ def _usable(curve: ErrorCurve, window: Any) -> tuple[Counts, str, Status | None]
     return usable, rule, None if usable.size >= 3 else Status(code, text, True)
 
 
-def _invalid(curve: ErrorCurve, order: Counts) -> Status | None:
-    """What makes logarithms or weights of a curve meaningless."""
-    n, rms, stderr = curve.n[order], curve.rms[order], curve.stderr[order]
-    bad = ~np.isfinite(rms) | (rms <= 0) | (n < 1)
-    known = np.isfinite(stderr) & (stderr > 0)
-    code, text = "invalid", ""
-    if curve.accuracy >= INACCURATE:
-        code = "rounding"
-        text = (
-            f"the errors are only known to {curve.accuracy:.2g} of themselves: compute the curve"
-            " more accurately"
-        )
-    elif bad.any():
-        text = (
-            f"the error is {rms[bad][0]} at n = {n[bad][0]}, where a rate needs finite errors above"
-            " 0: leave that n out with window=(n_min, n_max), or compute the error anew"
-        )
-    elif np.unique(n).size < n.size:
-        code = "repeated_n"
-        text = f"n repeats ({_listed(n)}): put all repeats at one n into one point"
-    elif known.any() and not known.all():
-        text = (
-            "stderr is 0, negative or NaN at some points only: give every point its own, or leave"
-            " points out by window"
-        )
-    elif curve.samples is not None:
-        with np.errstate(invalid="ignore"):
-            root = np.sqrt(curve.samples[:, order].mean(axis=0))
-            off = ~(np.abs(root - rms) <= DISAGREEMENT * rms)
-        if off.any():
-            text = (
-                f"rms is {rms[off][0]:.6g} at n = {n[off][0]} but the root mean square of the"
-                f" samples {root[off][0]:.6g}: samples must be the squared errors of the repeats"
-            )
-    return Status(code, text, True) if text else None
-
-
 def _listed(n: Counts) -> str:
     return ", ".join(map(str, n[:5].tolist())) + (", ..." if n.size > 5 else "")
 
 
-@dataclass(frozen=True)
-class _Points:
-    """The points of a fit, by increasing n, and what is known of their sampling error."""
+def _logs(curve: ErrorCurve, at: Counts) -> tuple[Floats, Floats]:
+    return np.log(curve.n[at].astype(np.float64)), np.log(curve.rms[at])
 
-    n: Counts
-    y: Floats  # log rms
-    stderr: Floats | None  # of y, where it is known and there are no repeats
-    z: Floats | None  # squared errors over their mean, (repeats, points)
-    clusters: Floats | None  # squared errors summed over each cluster's queries, (clusters, points)
-    sampled: bool
-    slope: Floats | None  # analytic d log rms / d log n
-    accuracy: float
 
-    @classmethod
-    def of(cls, curve: ErrorCurve, usable: Counts) -> _Points:
-        rms, stderr = curve.rms[usable], curve.stderr[usable]
-        z: Floats | None = None
-        clusters: Floats | None = None
-        if curve.samples is not None and len(curve.samples) > 1 and usable.size:
-            samples = curve.samples[:, usable]
-            if (samples.std(axis=0) > 0).all():
-                z = samples / samples.mean(axis=0)
-        if curve.queries is not None and curve.queries.clusters is not None and usable.size:
-            groups = np.unique(curve.queries.clusters, return_inverse=True)[1]
-            if groups.max() > 0:
-                columns = curve.queries.mse[:, usable].T
-                clusters = np.stack([np.bincount(groups, column) for column in columns], axis=1)
-        # invalid curves are refused, with what there is of a fit
-        with np.errstate(divide="ignore", invalid="ignore"):
-            y, relative = np.log(rms), stderr / rms
-        known = z is None and clusters is None and usable.size > 0 and bool((stderr > 0).all())
-        return cls(
-            n=curve.n[usable],
-            y=y,
-            stderr=relative if known else None,
-            z=z,
-            clusters=clusters,
-            sampled=curve.kind == "montecarlo",
-            slope=None if curve.slope is None else curve.slope[usable],
-            accuracy=curve.accuracy,
-        )
-
-    @property
-    def x(self) -> Floats:
-        return np.log(self.n.astype(np.float64))
-
-    def covariance(self) -> Floats:
-        """Of y; the identity where nothing is known."""
-        if self.z is not None:
-            return working_covariance(self.x, self.z)
-        return np.eye(self.n.size) if self.stderr is None else np.diag(self.stderr**2)
-
-    def local_slopes(self) -> Floats:
-        if self.slope is not None and np.isfinite(self.slope).all():
-            return self.slope
-        if self.n.size < 2:
-            return np.full(self.n.size, np.nan)
-        return np.asarray(np.gradient(self.y, self.x))
+def _local_slopes(curve: ErrorCurve, at: Counts) -> Floats:
+    if curve.slope is not None and np.isfinite(curve.slope[at]).all():
+        return curve.slope[at]
+    x, y = _logs(curve, at)
+    return np.asarray(np.gradient(y, x))
 
 
 # ---- The line, its interval and its status.
 
 
-def _fit(points: _Points, chosen: Window, level: float, seed: int) -> RateFit:
-    line = fit_line(points.x, points.y, points.covariance())
-    exponent, weights, slopes = -line.slope, line.weights[1], points.local_slopes()
-    dof, p_value, notes = points.n.size - 2, NAN, list[tuple[str, str]]()
-    source = "standard errors, points taken as independent"
-    if points.clusters is not None:
-        drawn = -resample_clusters(points.clusters, weights, seed)
-        stderr = float(drawn.std())
-        low, high = (float(np.quantile(drawn, (1 + side * level) / 2)) for side in (-1, 1))
-        source = f"bootstrap over {len(points.clusters)} clusters of queries"
-        notes.append(("exact", f"exact at each query; interval from the {source}"))
-    elif points.z is None and points.stderr is None and not points.sampled:
-        stderr, margin = 0.0, points.accuracy * float(np.abs(weights).sum())
-        between = np.concatenate([slopes, np.diff(points.y) / np.diff(points.x)])
-        low, high = -float(between.max()) - margin, -float(between.min()) + margin
-        text = (
-            "exact curve: no sampling error; the interval is the range of local slopes over the"
-            " window"
-        )
-        notes.append(("exact", text))
-    else:
-        if points.z is not None:
-            repeats, stderr = len(points.z), repeats_stderr(points.z, weights)
-            source = f"bootstrap over {repeats} repeats"
-            reach = t_quantile(repeats - 1, level)
-            if repeats >= FEW:
-                t, misfits = resample(points.z, line, seed)
-                reach = float(np.quantile(t, level, method="higher"))
-                reach = reach if stderr >= NO_SPREAD else 0.0
-                p_value = misfit_p_value(line.misfit, misfits)
-        elif points.stderr is not None:
-            stderr = math.sqrt(line.variance)
-            reach = float(scipy.stats.norm.ppf((1 + level) / 2))
-            p_value = float(scipy.stats.chi2.sf(line.misfit, dof))
-        else:
-            stderr = math.sqrt(line.misfit / dof * line.variance)
-            reach = t_quantile(dof, level)
-            text = (
-                "no standard errors: the scatter about the line stands for them; give repeats to"
-                " test straightness"
-            )
-            notes.append(("no_stderr", text))
-        low, high = exponent - stderr * reach, exponent + stderr * reach
-    straight = f"straightness {f'p = {p_value:.2g}' if p_value >= 1e-6 else 'p < 1e-6'}"
-    if p_value < CURVED:
-        text = (
-            f"one power law does not fit ({straight}): the exponent is an average of local slopes"
-            f" from {slopes[0]:.3g} at n = {points.n[0]} to {slopes[-1]:.3g} at n ="
-            f" {points.n[-1]}; give larger n or a window, or read power_vs_log and local_slopes"
-        )
-        notes.append(("curved", text))
-    if points.z is not None:
-        repeats, share = len(points.z), points.z.max(axis=0) / len(points.z)
+def _fit(curve: ErrorCurve, at: Counts, chosen: Window, level: float, seed: int) -> RateFit:
+    n, (x, y), slopes = curve.n[at], _logs(curve, at), _local_slopes(curve, at)
+    relative, clusters = curve.stderr[at] / curve.rms[at], _cluster_sums(curve, at)
+    p_value, notes = NAN, list[tuple[str, str]]()
+    if curve.samples is not None:
+        z = curve.samples[:, at] / curve.samples[:, at].mean(axis=0)
+        line = fit_line(x, y, working_covariance(x, z))
+        repeats, stderr = len(z), repeats_stderr(z, line.weights[1])
+        source = f"bootstrap over {repeats} repeats"
+        reach = t_quantile(repeats - 1, level)
+        if repeats >= FEW:
+            t, misfits = resample(z, line, seed)
+            reach = float(np.quantile(t, level, method="higher")) if stderr >= NO_SPREAD else 0.0
+            p_value = misfit_p_value(line.misfit, misfits)
+        share = z.max(axis=0) / repeats
         if repeats < FEW:
             text = (
                 f"{repeats} repeats: Student's interval, too short where errors are skew; give at"
@@ -386,60 +263,67 @@ def _fit(points: _Points, chosen: Window, level: float, seed: int) -> RateFit:
         elif share.max() > HEAVY:
             text = (
                 f"heavy tails: one repeat makes {share.max():.0%} of the mean square at n ="
-                f" {points.n[share.argmax()]}, so the exponent may be biased and the interval too"
+                f" {n[share.argmax()]}, so the exponent may be biased and the interval too"
                 " short; give more repeats"
             )
             notes.append(("heavy_tail", text))
+    elif clusters is None and relative.any():
+        line = fit_line(x, y, np.diag(relative**2))
+        source = "standard errors, points taken as independent"
+        stderr = math.sqrt(line.variance)
+        reach = float(scipy.stats.norm.ppf((1 + level) / 2))
+        p_value = float(scipy.stats.chi2.sf(line.misfit, n.size - 2))
+    else:
+        line, stderr, reach = fit_line(x, y, np.eye(n.size)), 0.0, 0.0
+        source = "range of local slopes"
+    interval = (-line.slope - stderr * reach, -line.slope + stderr * reach)
+    if clusters is not None:
+        drawn = -resample_clusters(clusters, line.weights[1], seed)
+        stderr = float(drawn.std())
+        low, high = (float(np.quantile(drawn, (1 + side * level) / 2)) for side in (-1, 1))
+        interval = (low, high)
+        source = f"bootstrap over {len(clusters)} clusters of queries"
+        notes = [("exact", f"exact at each query; interval from the {source}")]
+    elif not relative.any():
+        margin = curve.accuracy * float(np.abs(line.weights[1]).sum())
+        between = np.concatenate([slopes, np.diff(y) / np.diff(x)])
+        interval = (-float(between.max()) - margin, -float(between.min()) + margin)
+        text = (
+            "exact curve: no sampling error; the interval is the range of local slopes over the"
+            " window"
+        )
+        notes = [("exact", text)]
+    straight = f"straightness {f'p = {p_value:.2g}' if p_value >= 1e-6 else 'p < 1e-6'}"
+    if p_value < CURVED:
+        text = (
+            f"one power law does not fit ({straight}): the exponent is an average of local slopes"
+            f" from {slopes[0]:.3g} at n = {n[0]} to {slopes[-1]:.3g} at n ="
+            f" {n[-1]}; give larger n or a window, or read local_slopes"
+        )
+        notes.insert(0, ("curved", text))
     notes = notes or [("ok", f"one power law fits ({straight}); interval from {source}")]
     return RateFit(
-        exponent=exponent,
-        constant=line.constant(points.x),
-        interval=(low, high),
+        exponent=-line.slope,
+        constant=line.constant,
+        interval=interval,
         level=level,
         window=chosen,
         status=Status(notes[0][0], "; ".join(text for _, text in notes)),
         stderr=stderr,
-        n=points.n,
+        n=n,
         local_slopes=slopes,
-        power_vs_log=_compare_laws(points),
         p_value=p_value,
     )
 
 
-def _compare_laws(points: _Points) -> LawComparison | None:
-    """The same least squares on log n and on log log n, at n >= 2, by their largest Gaussian log
-    likelihoods. Of a line with misfit Q, up to what both share:
-
-    - standard errors known: -Q / 2;
-    - repeats, covariance maximised over: -(repeats / 2) log(1 + Q / (repeats - 1));
-    - scatter unknown, or an exact curve: -(points / 2) log(Q / points).
-    """
-    kept = points.n >= 2
-    z = None if points.z is None else points.z[:, kept]
-    stderr = None if points.stderr is None else points.stderr[kept]
-    points = replace(points, n=points.n[kept], y=points.y[kept], z=z, stderr=stderr)
-    size = int(points.n.size)
-    if size < 3:
+def _cluster_sums(curve: ErrorCurve, at: Counts) -> Floats | None:
+    """Squared errors summed over each cluster's queries, (clusters, points)."""
+    if curve.queries is None or curve.queries.clusters is None:
         return None
-
-    def log_likelihood(misfit: float) -> float:
-        if z is not None:
-            return -0.5 * len(z) * math.log1p(misfit / (len(z) - 1))
-        if stderr is not None:
-            return -misfit / 2
-        return -0.5 * size * math.log(misfit / size + max(points.accuracy, 1e-14) ** 2)
-
-    covariance = points.covariance()
-    power = fit_line(points.x, points.y, covariance)
-    log = fit_line(np.log(points.x), points.y, covariance)
-    gain = log_likelihood(power.misfit) - log_likelihood(log.misfit)
-    weight = float(scipy.special.expit(gain))
-    preferred = "undecided"
-    if weight >= PREFERRED:
-        preferred = "power"
-    elif weight <= 1 - PREFERRED and -log.slope <= GAMMA:  # a faster one is a curve that bends
-        preferred = "logarithmic"
-    return LawComparison(-log.slope, gain, weight, preferred)
+    groups = np.unique(curve.queries.clusters, return_inverse=True)[1]
+    if groups.max() == 0:
+        return None
+    return np.stack([np.bincount(groups, mse) for mse in curve.queries.mse[:, at].T], axis=1)
 
 
 # ---- Generalised least squares.
@@ -451,14 +335,11 @@ class Line:
 
     height: float  # at mean(x)
     slope: float
+    constant: float  # exp of the line's height at x = 0
     weights: Floats  # (height, slope) = weights @ y
     variance: float  # of the slope, if the covariance given is the true one
     misfit: float  # residuals^T covariance^-1 residuals
     whitened: Floats  # takes y to the whitened residuals, whose squares sum to the misfit
-
-    def constant(self, x: Floats) -> float:
-        """exp of the line's height at x = 0."""
-        return float(np.exp(self.height - self.slope * x.mean()))
 
 
 def fit_line(x: Floats, y: Floats, covariance: Floats) -> Line:
@@ -468,9 +349,16 @@ def fit_line(x: Floats, y: Floats, covariance: Floats) -> Line:
     inverse = np.linalg.pinv(np.linalg.solve(root, powers))
     weights = np.linalg.solve(root.T, inverse.T).T
     whitened = np.linalg.solve(root, np.eye(x.size) - powers @ weights)
-    height, slope = weights @ y
-    variance, misfit = (inverse[1] ** 2).sum(), ((whitened @ y) ** 2).sum()
-    return Line(float(height), float(slope), weights, float(variance), float(misfit), whitened)
+    height, slope = map(float, weights @ y)
+    return Line(
+        height=height,
+        slope=slope,
+        constant=float(np.exp(height - slope * x.mean())),
+        weights=weights,
+        variance=float((inverse[1] ** 2).sum()),
+        misfit=float(((whitened @ y) ** 2).sum()),
+        whitened=whitened,
+    )
 
 
 def working_covariance(x: Floats, z: Floats) -> Floats:

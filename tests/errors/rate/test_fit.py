@@ -17,8 +17,6 @@ from esscher.errors.curve import ErrorCurve
 from esscher.errors.exact import exact_curve
 from esscher.errors.rate import FitError, fit_rate, misfit_p_value
 from tests.errors.synthetic import (
-    Floats,
-    Law,
     bent,
     covered,
     fits,
@@ -85,23 +83,13 @@ def test_coverage_and_size(repeats: int, points: int, dof: int, nested: bool) ->
     coverage = covered(found, 0.3)
     misfits = float(np.mean([fit.p_value < 0.05 for fit in found]))
     false_curved = float(np.mean([fit.status.code == "curved" for fit in found]))
-    wrong_law = float(
-        np.mean(
-            [
-                fit.power_vs_log is not None and fit.power_vs_log.preferred == "logarithmic"
-                for fit in found
-            ]
-        )
-    )
     print(
         f"\nrepeats {repeats} points {points} dof {dof} nested {nested}: coverage {coverage:.4f},"
-        f" straightness {misfits:.4f}, curved {false_curved:.4f}, wrong law"
-        f" {wrong_law:.4f}"
+        f" straightness {misfits:.4f}, curved {false_curved:.4f}"
     )
     assert 0.93 <= coverage <= 0.97
     assert 0.02 <= misfits <= 0.08
     assert false_curved <= 0.005
-    assert wrong_law <= 0.05
 
 
 def test_coverage_from_standard_errors_alone() -> None:
@@ -114,28 +102,6 @@ def test_coverage_from_standard_errors_alone() -> None:
     assert 0.024 <= np.mean([fit.p_value < 0.05 for fit in found]) <= 0.076
     assert found[0].status.code == "ok"
     assert "independent" in found[0].status.text
-
-
-def test_coverage_from_scatter_alone() -> None:
-    """1000 sets without standard errors: Student's interval is exact for normal noise; 4.4 standard
-    errors of slack.
-    """
-    n = ladder(6)
-    curves = [
-        replace(noisy_curve(power(0.3), n, 0.05, seed), stderr=np.zeros(6)) for seed in range(1000)
-    ]
-    found = [fit_rate(curve) for curve in curves]
-    assert 0.92 <= covered(found, 0.3) <= 0.98
-    assert {fit.status.code for fit in found} == {"no_stderr"}
-    assert np.isnan(found[0].p_value)
-
-
-def test_scatter_gives_polyfits_standard_errors() -> None:
-    n = ladder(7)
-    curve = replace(noisy_curve(power(0.3), n, 0.05, 2), stderr=np.zeros(7))
-    fit = fit_rate(curve)
-    _, line = np.polyfit(np.log(n), np.log(curve.rms), 1, cov=True)
-    assert fit.stderr == pytest.approx(np.sqrt(line[0, 0]), rel=1e-8)
 
 
 def test_a_misfit_is_compared_with_a_scaled_chi_square() -> None:
@@ -184,64 +150,6 @@ def test_curved_points_are_reported_and_kept() -> None:
     assert again.p_value >= 0.01
     assert again.window.rule == "points with n from 3000 to 30000, as given"
     assert abs(again.exponent - 0.5) < abs(fit.exponent - 0.5)
-
-
-def hardmax_like(n: Floats) -> Floats:
-    return np.asarray(0.5 / np.sqrt(np.log(n)))
-
-
-@pytest.mark.parametrize("source", ["exact", "stderr", "repeats"])
-@pytest.mark.parametrize(
-    ("law", "preferred"),
-    [(hardmax_like, "logarithmic"), (power(0.2), "power")],
-    ids=["log", "power"],
-)
-def test_power_law_or_logarithmic_law(law: Law, preferred: str, source: str) -> None:
-    """1e2 to 1e6 with 0.5 % noise: the law the data were made from is preferred."""
-    n = ladder(9, 1e2, 1e6)
-    rms = law(n.astype(float))
-    if source == "exact":
-        curve = ErrorCurve(n=n, rms=rms, kind="exact")
-    elif source == "stderr":
-        curve = noisy_curve(law, n, 0.005, 3)
-    else:
-        curve = montecarlo(
-            n, squared_errors(np.random.default_rng(3), 400, n, rms, dof=50, nested=False)
-        )
-    found = fit_rate(curve).power_vs_log
-    assert found is not None
-    assert found.preferred == preferred
-    assert 0 <= found.weight_power <= 1
-    assert (found.log_likelihood_difference > 0) == (preferred == "power")
-    if preferred == "logarithmic":
-        assert found.gamma == pytest.approx(0.5, abs=0.05)
-
-
-def test_likelihood_difference_is_that_of_the_normal_law() -> None:
-    n = ladder(9, 1e2, 1e6)
-    curve = noisy_curve(power(0.2), n, 0.02, 5)
-    found = fit_rate(curve).power_vs_log
-    assert found is not None
-    x, y, stderr = np.log(n), np.log(curve.rms), curve.stderr / curve.rms
-    likelihoods = []
-    for abscissa in (x, np.log(x)):
-        line = np.polynomial.Polynomial.fit(abscissa, y, 1, w=1 / stderr)
-        likelihoods.append(scipy.stats.norm.logpdf(y, line(abscissa), stderr).sum())
-    assert found.log_likelihood_difference == pytest.approx(
-        likelihoods[0] - likelihoods[1], rel=1e-8
-    )
-    ratio = np.exp(likelihoods[1] - likelihoods[0])
-    assert found.weight_power == pytest.approx(1 / (1 + ratio), rel=1e-8)
-
-
-def test_laws_that_the_points_do_not_tell_apart() -> None:
-    undecided = fit_rate(noisy_curve(power(0.2), ladder(4, 1000, 3000), 0.05, 0)).power_vs_log
-    assert undecided is not None
-    assert undecided.preferred == "undecided"
-    one = fit_rate(
-        ErrorCurve(n=np.array([1, 10, 100]), rms=np.array([1.0, 0.3, 0.1]), kind="exact")
-    )
-    assert one.power_vs_log is None, "log log n needs n >= 2"
 
 
 # ------------------------------------------------------------------------------------------
@@ -298,8 +206,6 @@ def test_fit_of_a_real_exact_curve() -> None:
     assert fit.exponent == pytest.approx(0.5, abs=0.01)
     assert curve.slope is not None
     np.testing.assert_array_equal(fit.local_slopes, curve.slope)
-    assert fit.power_vs_log is not None
-    assert fit.power_vs_log.preferred == "power"
 
 
 # ------------------------------------------------------------------------------------------
@@ -331,18 +237,14 @@ REFUSED = {
     "infinite": (with_errors(1, 0.5, 0.3, np.inf, 0.1, 0.1), "invalid", "inf at n = 300"),
     "zero": (with_errors(1, 0.5, 0.3, 0.2, 0.1, 0), "invalid", "0.0 at n = 3000"),
     "negative": (with_errors(-1, 0.5, 0.3, 0.2, 0.1, 0.1), "invalid", "-1.0 at n = 10"),
-    "all n equal": (replace(GOOD, n=np.full(6, 50)), "repeated_n", "one point"),
+    "all n equal": (replace(GOOD, n=np.full(6, 50)), "invalid", "one point"),
     "some n equal": (
         replace(GOOD, n=np.array([10, 30, 30, 40, 50, 60])),
-        "repeated_n",
+        "invalid",
         "10, 30, 30, 40, 50, ...",
     ),
     "mixed stderr": (replace(GOOD, stderr=np.array([0, 0, 0, 0, 0.1, 0.1])), "invalid", "stderr"),
-    "other samples": (
-        replace(GOOD, kind="montecarlo", samples=np.ones((4, 6))),
-        "invalid",
-        "squared errors of the repeats",
-    ),
+    "no stderr": (replace(GOOD, kind="montecarlo"), "invalid", "two repeats"),
 }
 
 
@@ -411,9 +313,10 @@ def test_notes_on_repeats() -> None:
     assert fit.status.code == "heavy_tail"
     assert f"at n = {n[2]}" in fit.status.text
     single = fit_rate(
-        replace(montecarlo(n, few), stderr=np.zeros(5), samples=few.mean(axis=0)[None])
+        replace(montecarlo(n, few), stderr=np.zeros(5), samples=few.mean(axis=0)[None]),
+        raise_on_failure=False,
     )
-    assert single.status.code == "no_stderr"
+    assert single.status.code == "invalid"
     same = np.linspace(1, 2, 10)[:, None] * n.astype(float) ** -1
     fit = fit_rate(montecarlo(n, same))
     assert fit.exponent == pytest.approx(0.5)
@@ -480,20 +383,3 @@ def test_a_fit_reads_as_a_sentence() -> None:
     assert str(fit_rate(GOOD)).startswith(
         "error ~ 1 n^-0.5, interval [0.5, 0.5], 6 points from n = 10 to 3000; exact: "
     )
-
-
-def test_a_curve_that_bends_is_not_called_logarithmic() -> None:
-    """A curve like (log n)^-3 is a power law that bends, about n^-0.45 here; (log n)^-1/2 is
-    a law.
-    """
-    n = np.geomspace(100, 10_000, 7).round().astype(np.int64)
-    bent = es.fit_rate(
-        es.ErrorCurve(n=n, rms=np.log(n) ** -3.0, kind="exact"), raise_on_failure=False
-    ).power_vs_log
-    slow = es.fit_rate(
-        es.ErrorCurve(n=n, rms=np.log(n) ** -0.5, kind="exact"), raise_on_failure=False
-    ).power_vs_log
-    assert bent is not None
-    assert slow is not None
-    assert bent.gamma > 2
-    assert (bent.preferred, slow.preferred) == ("undecided", "logarithmic")

@@ -239,7 +239,6 @@ NUMBERS = (
 REFUSED = {
     "metric": "",
     **dict.fromkeys(NUMBERS, math.nan),
-    "preferred_law": "",
     "status": "refused",
     "reason": "",
 }
@@ -258,7 +257,6 @@ def _rate_row(spec: ExperimentSpec, point: int, metric: str, curve: ErrorCurve) 
         "low": fit.interval[0],
         "high": fit.interval[1],
         **METRICS[metric].exponents(head, measure),
-        "preferred_law": "" if fit.power_vs_log is None else fit.power_vs_log.preferred,
         "status": fit.status.code,
         "reason": fit.status.text,
     }
