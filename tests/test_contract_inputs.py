@@ -115,8 +115,8 @@ def of_dispersion(i: Inputs) -> list[Any]:
 def of_prefixes(i: Inputs) -> list[Any]:
     return [
         part
-        for p in es.attend_prefixes(i["q"], i["k"], i["v"], i["sizes"], outputs=True)
-        for part in (p.mean, p.cov, p.outputs)
+        for moments in es.attend_prefixes(i["q"], i["k"], i["v"], i["sizes"])
+        for part in moments
     ]
 
 
@@ -186,14 +186,6 @@ CASES = [
     Case("attend_hardmax", QKV, lambda i: es.attend_hardmax(i["q"], i["k"], i["v"])),
     Case("attend_linear", QKV, lambda i: es.attend_linear(i["q"], i["k"], i["v"])),
     Case("attend_prefixes", WIDE | SIZES, of_prefixes),
-    *(
-        Case(
-            "attend_tokens",
-            HEAD | TOKENS,
-            lambda i, kernel=kernel: es.attend_tokens(head(i), i["x"], i["tokens"], kernel=kernel),
-        )  # type: ignore[misc]
-        for kernel in ("softmax", "hardmax", "linear")
-    ),
     Case(
         "limit",
         HEAD,

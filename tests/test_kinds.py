@@ -14,7 +14,7 @@ head, law, x = es.Head([[1.0]], [[1.0]]), es.Gaussian([[1.0]]), [[1.0]]
 curve = es.ErrorCurve(n=np.array([1, 2]), rms=np.array([1.0, 0.5]), kind="exact", scale=1.0)
 calls = {
     "head": [lambda y: es.limit(y, law), lambda y: es.linear_limit(y, law), lambda y: es.hardmax_limit(y, law),
-             lambda y: es.attend_tokens(y, x, x), lambda y: es.exact_curve(y, law, x, 3), lambda y: es.predictions(y, law),
+             lambda y: es.exact_curve(y, law, x, 3), lambda y: es.predictions(y, law),
              lambda y: es.delta_covariance(y, law, x), lambda y: es.converge(y, law, [3], 2)],
     "measure": [lambda y: es.limit(head, y), lambda y: head.horizon(y), lambda y: head.coupling(y),
                 lambda y: es.exact_curve(head, y, x, 3), lambda y: es.predictions(head, y),

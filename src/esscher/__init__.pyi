@@ -4,7 +4,6 @@ from .attention.finite import (
     attend_hardmax as attend_hardmax,
     attend_linear as attend_linear,
     attend_prefixes as attend_prefixes,
-    attend_tokens as attend_tokens,
 )
 from .attention.head import Head as Head, horizon_of_covariances as horizon_of_covariances
 from .attention.limit import (

@@ -14,6 +14,7 @@ import torch
 
 import esscher as es
 from esscher.attention.limit import sampled
+from tests.attention.reference import attend_tokens
 from tests.measures.table import LAWS, Law
 
 
@@ -106,7 +107,7 @@ def test_finite_attention_converges_to_the_limit(law: Law) -> None:
         ("softmax", es.limit(head, measure)(x)),
         ("linear", es.linear_limit(head, measure)(x)),
     ):
-        out = es.attend_tokens(head, x, tokens, kernel=kernel)
+        out = attend_tokens(head, x, tokens, kernel=kernel)
         for i in range(3):
             centred = values - limit[i]
             noise = (
@@ -131,7 +132,7 @@ def test_hardmax_converges_to_its_limit() -> None:
         (es.Ball(2), 0.05),
     ):
         tokens = measure.sample(100_000, torch.Generator().manual_seed(0))
-        out = es.attend_tokens(head, x, tokens, kernel="hardmax")
+        out = attend_tokens(head, x, tokens, kernel="hardmax")
         torch.testing.assert_close(out, es.hardmax_limit(head, measure)(x), rtol=0, atol=tolerance)
     with pytest.raises(ValueError, match="unbounded"):
         es.hardmax_limit(head, es.Gaussian(torch.eye(2)))(x)
@@ -278,7 +279,7 @@ def test_pool_pushforward_is_self_attention_on_the_pool() -> None:
     tokens = randn(23, 3)
     head = es.Head(randn(3, 3, seed=1), randn(2, 3, seed=2))
     mean, cov = es.limit(head, es.Pool(tokens)).pushforward()
-    outputs = es.attend_tokens(head, tokens, tokens)
+    outputs = attend_tokens(head, tokens, tokens)
     torch.testing.assert_close(mean, outputs.mean(0))
     torch.testing.assert_close(cov, torch.cov(outputs.T, correction=0))
     weights = torch.arange(1.0, 24.0).double()

@@ -67,33 +67,6 @@ def test_tiny_scores_are_no_ties() -> None:
     )
 
 
-@pytest.mark.parametrize("kernel", ["softmax", "hardmax", "linear"])
-@pytest.mark.parametrize("inside", [False, True])
-def test_heads_on_tokens_are_right_or_refused(kernel: str, inside: bool) -> None:
-    """A head of huge weights in float16 queries: float64's answer, or a refusal that says what to
-    do.
-    """
-    x, y = randn(3, 4, seed=1), randn(9, 4, seed=2)
-    for size in (1e-3, 1.0, 1e3, 1e6, 1e98):
-        head = es.Head(size * randn(4, 4, seed=3), randn(2, 4, seed=4))
-        for dtype in (torch.float16, torch.bfloat16, torch.float32):
-            low, tokens = x.to(dtype), y.to(dtype)
-            exact = None
-            try:
-                exact = es.attend_tokens(
-                    head, low.double(), tokens.double(), kernel=kernel, query_inside=inside
-                )
-                out = es.attend_tokens(head, low, tokens, kernel=kernel, query_inside=inside)
-            except ValueError as refusal:
-                check_words(refusal)
-                held = exact is not None and float(exact.abs().max()) < 0.9 * torch.finfo(dtype).max
-                assert not held or size > 1e36
-            else:
-                torch.testing.assert_close(
-                    out.double(), exact, rtol=2e-2 if dtype != torch.float32 else 1e-4, atol=1e-2
-                )
-
-
 def test_values_at_the_edge() -> None:
     """Values of 3e38 overflow the float32 kernel's sums, not their mean; a product beyond float16
     is refused.
@@ -114,7 +87,7 @@ def test_values_at_the_edge() -> None:
 
 def test_prefix_sizes_of_every_kind() -> None:
     q = randn(8, 4, seed=1)
-    expected = es.attend_prefixes(q, q, q, [2, 8])[1].mean
+    expected = es.attend_prefixes(q, q, q, [2, 8])[1][0]
     sizes = torch.tensor([2.0, 8.0])
     for kind in (
         sizes.bfloat16(),
@@ -123,7 +96,7 @@ def test_prefix_sizes_of_every_kind() -> None:
         list(sizes.detach().bfloat16()),
         sizes.detach().numpy(),
     ):
-        assert torch.equal(es.attend_prefixes(q, q, q, kind)[1].mean, expected)
+        assert torch.equal(es.attend_prefixes(q, q, q, kind)[1][0], expected)
     rows = list(q.bfloat16())
-    low = es.attend_prefixes(rows, rows, rows, [2, 8])[1].mean
-    torch.testing.assert_close(low, es.attend_prefixes(*(3 * [q.bfloat16()]), [2, 8])[1].mean)
+    low = es.attend_prefixes(rows, rows, rows, [2, 8])[1][0]
+    torch.testing.assert_close(low, es.attend_prefixes(*(3 * [q.bfloat16()]), [2, 8])[1][0])

@@ -43,9 +43,7 @@ def one(draw: Draw) -> None:
     ):
         draw.extreme = draw.extreme or "extreme size"
     n = sorted({draw.whole(1, 60) for _ in range(2)})
-    metrics = draw.pick(
-        [("l2",), ("mean", "cov", "l2"), ("cov_op",), ("uniform",)], p=[0.6, 0.2, 0.1, 0.1]
-    )
+    metrics = draw.pick([("l2",), ("mean", "cov", "l2"), ("uniform",)], p=[0.6, 0.3, 0.1])
     if metrics != ("l2",):
         draw.extreme = draw.extreme or "other metrics need other limits"
     kinds = {

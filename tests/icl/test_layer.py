@@ -23,6 +23,7 @@ from esscher.icl import (
     risk_gradient,
 )
 from esscher.icl.layer import as_uv, flatten, tensors, unflatten
+from tests.attention.reference import attend_tokens
 
 
 def normal(generator: torch.Generator, *shape: int) -> Tensor:
@@ -38,7 +39,7 @@ def test_prediction_is_the_last_coordinate_of_attention(
     prompts = LinearTask.kms(3).sample(5, 7, generator)
     head = es.Head(A=uv.U, V=uv.V)
     rows = [
-        es.attend_tokens(head, query[None], tokens, kernel=kind, query_inside=inside)[0, -1]
+        attend_tokens(head, query[None], tokens, kernel=kind, query_inside=inside)[0, -1]
         for query, tokens in zip(prompts.query_token, prompts.tokens, strict=True)
     ]
     assert torch.allclose(predict(uv, prompts, kind, inside), torch.stack(rows), rtol=1e-12)

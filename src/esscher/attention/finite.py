@@ -1,5 +1,5 @@
 """Attention on n tokens, streamed in flat memory: softmax (over all keys, nested prefixes, or the
-keys that a rule keeps), hardmax and linear; and a head on tokens.
+keys that a rule keeps), hardmax and linear.
 
 On the keys that a rule keeps: where positions alone decide (windows, first and last keys, given
 positions), a block of neighbouring queries looks only at the keys that one of them may keep.
@@ -18,9 +18,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from esscher.attention.head import Head
 from esscher.attention.state import (
-    AttentionState,
     attend_block,
     attention_inputs,
     attention_state,
@@ -28,7 +26,7 @@ from esscher.attention.state import (
     init,
     merge,
 )
-from esscher.inputs import as_count, as_counts, as_kind, as_tensor, finite_result
+from esscher.inputs import as_count, as_counts, finite_result
 from esscher.keep.context import Context
 from esscher.keep.rule import Chance, Part, Ranked, Rule, Union, blocks, parse
 
@@ -36,8 +34,6 @@ BLOCK = 1 << 22  # scores that hardmax holds at once
 NEIGHBOURS = 192  # queries at neighbouring positions with one set of keys
 # scores this close, relative to |q| |k_j|, are equal: repeated keys differ by rounding only
 TIE = 1e-12
-KERNELS = ("softmax", "hardmax", "linear")
-REMEDY = "scale the head or the tokens down, or use float64"
 
 
 def attend(
@@ -210,25 +206,14 @@ def precomputed(rule: Rule, context: Context, n: int | None) -> tuple[Rule, int 
     return found, n if found.free else None
 
 
-# ---- on nested prefixes, by hardmax, linear, of a head
-
-
-@dataclass(frozen=True)
-class PrefixOutputs:
-    """Outputs of self-attention on the first n tokens: their mean, their covariance (divided by n),
-    themselves on request.
-    """
-
-    n: int
-    mean: Float64[Tensor, " d_v"]
-    cov: Float64[Tensor, "d_v d_v"]
-    outputs: Float64[Tensor, "n d_v"] | None = None
+# ---- on nested prefixes, by hardmax, linear
 
 
 def attend_prefixes(
-    q: Any, k: Any, v: Any, sizes: Any, scale: Any = None, *, outputs: bool = False
-) -> list[PrefixOutputs]:
-    """Statistics of self-attention on the first n_1 < n_2 < ... < n_m tokens, for every size.
+    q: Any, k: Any, v: Any, sizes: Any, scale: Any = None
+) -> list[tuple[Float64[Tensor, " d_v"], Float64[Tensor, "d_v d_v"]]]:
+    """Mean and covariance (divided by n) of the outputs of self-attention on the first n_1 < n_2 <
+    ... < n_m tokens, for every size.
 
     All queries meet the keys segment by segment, keys n_{i-1} .. n_i in one block; after segment i
     the states of the first n_i queries are those of the prefix. Each of the n_m^2 pairs is visited
@@ -246,21 +231,20 @@ def attend_prefixes(
             f"sizes: expected increasing numbers up to the {k.shape[0]} tokens given, got"
             f" {ladder.tolist()}"
         )
-    largest = int(ladder[-1])
-    state = init(q[:largest], v.shape[1])
+    q = q[: int(ladder[-1])]
+    state = init(q, v.shape[1])
     result = []
     for old, new in itertools.pairwise([0, *ladder.tolist()]):
-        state = merge(state, attention_state(q[:largest], k[old:new], v[old:new], scale))
+        state = merge(state, attention_state(q, k[old:new], v[old:new], scale))
         known = state.out[:new]
         mean = known.mean(dim=0)
-        cov = (known - mean).T @ (known - mean) / new
-        result.append(PrefixOutputs(new, mean, cov, known.clone() if outputs else None))
+        result.append((mean, (known - mean).T @ (known - mean) / new))
     return result
 
 
 def attend_hardmax(q: Any, k: Any, v: Any) -> Float[Tensor, "m d_v"]:
-    """Mean of the values of the keys with the largest score <q, k_j>, in one streamed pass; scores
-    in float64.
+    """Mean of the values of the keys with the largest score <q, k_j>; scores in float64, a block of
+    queries at a time.
 
     The limit of softmax attention as its scores are multiplied by a factor that grows without
     bound. [B, section 5].
@@ -268,25 +252,13 @@ def attend_hardmax(q: Any, k: Any, v: Any) -> Float[Tensor, "m d_v"]:
     q, k, v, _, _ = attention_inputs(q, k, v, 1.0)
     if q.ndim != 2:
         raise ValueError(f"q: expected two axes, got shape {tuple(q.shape)}")
-    rows = q.double()
-    slack = TIE * rows.norm(dim=1)
-    best = torch.full_like(rows[:, 0], -torch.inf)
-    reach, count = torch.zeros_like(best), torch.zeros_like(best)  # reach: slack of the best score
-    total = torch.zeros(q.shape[0], v.shape[1], dtype=torch.float64, device=q.device)
-    step = max(1, BLOCK // q.shape[0])
-    for start in range(0, k.shape[0], step):
-        block = k[start : start + step].double()
-        scores, sizes = rows @ block.T, block.norm(dim=1)
-        top, at = scores.max(dim=1)
-        near = slack * sizes[at]
-        tied = (torch.addr(scores, slack, sizes) >= top[:, None]).double()
-        close = torch.maximum(near, reach)
-        keep = (top <= best + close).double()  # what was best before still counts
-        take = (top >= best - close).double()
-        total = keep[:, None] * total + take[:, None] * (tied @ v[start : start + step].double())
-        count = keep * count + take * tied.sum(dim=1)
-        best, reach = torch.maximum(best, top), torch.where(top > best, near, reach)
-    return finite_result((total / count[:, None]).to(q.dtype), "attend_hardmax", "scale v down")
+    keys, sizes, outs = k.double(), k.double().norm(dim=1), []
+    for rows in torch.split(q.double(), max(1, BLOCK // k.shape[0])):
+        scores = rows @ keys.T
+        slack = TIE * rows.norm(dim=1)
+        tied = torch.addr(scores, slack, sizes) >= scores.amax(dim=1, keepdim=True)
+        outs.append(tied.double() @ v.double() / tied.sum(dim=1, keepdim=True))
+    return finite_result(torch.cat(outs).to(q.dtype), "attend_hardmax", "scale v down")
 
 
 def attend_linear(q: Any, k: Any, v: Any, scale: Any = None) -> Float[Tensor, "*batch m d_v"]:
@@ -300,48 +272,3 @@ def attend_linear(q: Any, k: Any, v: Any, scale: Any = None) -> Float[Tensor, "*
     out = (scale * (q.double() @ sums)).to(q.dtype)
     remedy = "lower the scale or the size of q, k and v, or use float64"
     return finite_result(out, "attend_linear", remedy)
-
-
-def attend_tokens(
-    head: Head, queries: Any, tokens: Any, *, kernel: str = "softmax", query_inside: bool = False
-) -> Float[Tensor, "m d_out"]:
-    """Gamma_n(x) for each row x of ``queries``: the head's output on the given tokens.
-
-    ``query_inside`` adds the query itself to its prompt, (n mu_n + delta_x) / (n + 1) [S, Remark
-    3.2]; it needs queries and tokens of one dimension. Computed in float32 or better, answered in
-    the dtype of the queries.
-    """
-    as_kind(head, Head, "head")
-    if kernel not in KERNELS:
-        raise ValueError(f"kernel: expected one of {', '.join(KERNELS)}, got {kernel!r}")
-    x, y = as_tensor(queries, "queries", ndim=2), as_tensor(tokens, "tokens", ndim=2, last=head.dim)
-    if query_inside and head.dim_query != head.dim:
-        raise ValueError(
-            f"query_inside: expected queries and tokens of one dimension, got {head.dim_query} and"
-            f" {head.dim}"
-        )
-    if 0 in (x.shape[0], y.shape[0]):
-        raise ValueError(
-            f"queries, tokens: expected at least one of each, got {x.shape[0]} and {y.shape[0]}"
-        )
-    dtype = x.dtype
-    common = torch.promote_types(torch.promote_types(dtype, y.dtype), torch.float32)
-    x, y = x.to(common), y.to(common)
-    q, k, v = head.queries(x), head.keys(y), head.values(y)
-    own_key, own = (head.keys(x), head.values(x)) if query_inside else (None, None)
-    if kernel == "softmax":
-        state = attention_state(q, k, v, 1.0)
-        if own_key is not None and own is not None:
-            own_score = (q.double() * own_key.double()).sum(dim=1)
-            state = merge(state, AttentionState(own_score, own.double()))
-        out = finish(state)
-    elif own_key is None or own is None:
-        out = attend_hardmax(q, k, v) if kernel == "hardmax" else attend_linear(q, k, v, 1.0)
-    elif kernel == "linear":
-        own_score = (q * own_key).sum(dim=1, keepdim=True)
-        out = (len(y) * attend_linear(q, k, v, 1.0) + own_score * own) / (len(y) + 1)
-    else:  # one prompt per query
-        prompts = zip(*(torch.split(x, 1) for x in (q, own_key, own)), strict=True)
-        rows = [attend_hardmax(a, torch.cat([k, b]), torch.cat([v, c])) for a, b, c in prompts]
-        out = torch.cat(rows)
-    return finite_result(out.to(dtype), "attend_tokens", REMEDY)

@@ -289,6 +289,7 @@ BAD = [
         {"head": WIDE, "metrics": "l2", "queries": randn(2, 3), "query_inside": True},
         "query_inside: expected False",
     ),
+    ({"metrics": "uniform", "query_inside": True}, "query_inside: expected False for uniform"),
 ]
 
 

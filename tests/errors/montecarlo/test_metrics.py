@@ -18,7 +18,7 @@ from esscher.errors.montecarlo.metrics import METRICS, register
 from tests.cli.commands import run
 
 OUTSIDE = '''
-from esscher.attention.finite import attend_tokens
+from esscher.attention.finite import attend
 from esscher.attention.limit import limit
 from esscher.errors.montecarlo.metrics import Metric, register
 
@@ -29,9 +29,10 @@ class Worst(Metric):
     name = "worst"
 
     def error(self, draw):
-        head, x = draw.plan.head, draw.queries
+        head, x, y = draw.plan.head, draw.queries, draw.tokens.double()
         target = limit(head, draw.plan.measure)(x)
-        errors = [attend_tokens(head, x, draw.tokens[:n]) - target for n in draw.ladder]
+        q, k, v = head.queries(x), head.keys(y), head.values(y)
+        errors = [attend(q, k[:n], v[:n], 1.0) - target for n in draw.ladder]
         squared = [float(error.square().sum(1).max()) for error in errors]
         return np.array(squared), float(target.square().sum(1).max())
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esscher.attention.finite import PrefixOutputs, attend_prefixes
+from esscher.attention.finite import attend_prefixes
 from esscher.attention.head import Head, check_pair
 from esscher.attention.limit import Pushforward, limit
 from esscher.errors.curve import ErrorCurve
@@ -42,15 +42,15 @@ def converge(
     """Root mean square error against the limit at each n, over repeated draws of the tokens: one
     curve for each metric.
 
-    ``mean``, ``cov``, ``cov_op``: moments of self-attention's outputs, in L2, Frobenius and
-    operator norm [B]. ``l2``: outputs over queries x ~ nu, nu the measure or the given ``queries``
-    (rows, or how many fresh ones a repeat). ``uniform``: sup over |x| <= ``radius`` (default: the
-    root mean square norm of a token). ``hardmax``: mean output on the line [B, Proposition 5.1], or
-    outputs over x ~ nu for bounded laws.
+    ``mean``, ``cov``: moments of self-attention's outputs, in L2 and Frobenius norm [B]. ``l2``:
+    outputs over queries x ~ nu, nu the measure or the given ``queries`` (rows, or how many fresh
+    ones a repeat). ``uniform``: sup over |x| <= ``radius`` (default: the root mean square norm of a
+    token). ``hardmax``: mean output on the line [B, Proposition 5.1], or outputs over x ~ nu for
+    bounded laws.
 
     Options. ``sampling``: "nested" prefixes of i.i.d. tokens, one pass for all n, or "independent"
-    tokens for every n. ``query_inside`` adds a query of nu or of the ball to its own prompt [S,
-    Remark 3.2]; self-attention's queries are in it anyway. ``dtype``: of the attention, by default
+    tokens for every n. ``query_inside`` adds a query of nu to its own prompt [S, Remark 3.2], for
+    ``l2``; self-attention's queries are in it anyway. ``dtype``: of the attention, by default
     float32 where its rounding is below a thousandth of the measured error, else float64; sums are
     in float64. ``device``: by default the law's. ``experiment``: a name; numbers depend on
     (experiment, seed, n or "nested", repeat) alone. Where the limit's own error is above 20 % of
@@ -118,6 +118,8 @@ class Plan:
                 raise ValueError(f"radius: expected a number above 0, got None; {dims}")
             if query_inside:
                 raise ValueError(f"query_inside: expected False, since {dims}")
+        if query_inside and "ball" in asked:
+            raise ValueError(f"query_inside: expected False for {asked['ball']}")
         self.radius = math.nan  # of the ball of queries, where a metric asks for one
         if "ball" in asked:
             size = measure.cov.double().trace() + measure.mean.double().square().sum()
@@ -244,7 +246,7 @@ class Draw:
         return rows.to(dtype=torch.float64, device=self.plan.measure.device)
 
     @cached_property
-    def moments(self) -> list[PrefixOutputs]:
+    def moments(self) -> list[tuple[Tensor, Tensor]]:
         """Mean and covariance of self-attention's outputs at each n, all from one pass."""
         head, tokens = self.plan.head, self.tokens
         q, k, v = head.queries(tokens), head.keys(tokens), head.values(tokens)

@@ -72,9 +72,9 @@ class Metric(ABC):
     def describe_queries(self, plan: Plan) -> str:
         if self.asked_by == "tokens":
             return "queries are the tokens"
-        inside = ", each in its own prompt" if plan.query_inside else ""
         if self.asked_by == "ball":
-            return f"queries |x| <= {plan.radius:.4g}{inside}, by gradient ascent"
+            return f"queries |x| <= {plan.radius:.4g}, by gradient ascent"
+        inside = ", each in its own prompt" if plan.query_inside else ""
         if isinstance(plan.queries, int):
             return f"{plan.queries} fresh queries of the law a repeat{inside}"
         return f"{plan.queries.shape[0]} given queries{inside}"
@@ -92,11 +92,16 @@ def as_floats(tensor: Tensor) -> Floats:
     return np.asarray(tensor.detach().double().cpu().numpy())
 
 
-# ---- mean, cov, cov_op: moments of self-attention's outputs.
+# ---- mean, cov: moments of self-attention's outputs.
 
 
 class _Moment(Metric):
     asked_by = "tokens"
+
+    def limit_error(self, plan: Plan) -> tuple[float, str]:
+        push = plan.pushforward
+        own = push.mean_error if self.name == "mean" else push.cov_error
+        return own, f"{push.method}, own error {own:.2g}"
 
     def exponents(self, head: Head, measure: Measure) -> dict[str, float]:
         """1/(2(1 + 32 Psi)) as proved, 1/(2(1 + Psi)) as conjectured [B]; sharp: Gaussian."""
@@ -117,15 +122,10 @@ class Mean(_Moment):
     name = "mean"
 
     def error(self, draw: Draw) -> Errors:
-        push, device = draw.plan.pushforward, draw.tokens.device
-        mean = push.mean.to(device)
-        squared = torch.stack([prefix.mean - mean for prefix in draw.moments]).square().sum(1)
+        push = draw.plan.pushforward
+        apart = torch.stack([mean for mean, _ in draw.moments]) - push.mean.to(draw.tokens.device)
         # the size of an output, since the mean itself may be 0
-        return as_floats(squared), float(push.mean.square().sum() + push.cov.trace())
-
-    def limit_error(self, plan: Plan) -> tuple[float, str]:
-        push = plan.pushforward
-        return push.mean_error, f"{push.method}, own error {push.mean_error:.2g}"
+        return as_floats(apart.square().sum(1)), float(push.mean.square().sum() + push.cov.trace())
 
 
 class Cov(_Moment):
@@ -133,27 +133,10 @@ class Cov(_Moment):
 
     name = "cov"
 
-    def squared_norm(self, matrices: Float64[Tensor, "k d d"]) -> Float64[Tensor, " k"]:
-        return matrices.square().sum((1, 2))
-
     def error(self, draw: Draw) -> Errors:
         cov = draw.plan.pushforward.cov.to(draw.tokens.device)
-        apart = torch.stack([prefix.cov - cov for prefix in draw.moments])
-        return as_floats(self.squared_norm(apart)), float(self.squared_norm(cov[None]))
-
-    def limit_error(self, plan: Plan) -> tuple[float, str]:
-        push = plan.pushforward
-        return push.cov_error, f"{push.method}, own error {push.cov_error:.2g}"
-
-
-class CovOp(Cov):
-    """The same in operator norm."""
-
-    name = "cov_op"
-
-    def squared_norm(self, matrices: Float64[Tensor, "k d d"]) -> Float64[Tensor, " k"]:
-        largest: Tensor = torch.linalg.eigvalsh(matrices).abs().amax(dim=1)
-        return largest.square()
+        apart = torch.stack([own for _, own in draw.moments]) - cov
+        return as_floats(apart.square().sum((1, 2))), float(cov.square().sum())
 
 
 # ---- l2: over queries of a law.
@@ -271,11 +254,7 @@ class Uniform(Metric):
         plan, found = draw.plan, []
         for n in draw.ladder:
             generator, y = draw.generator(f"starts {n}"), draw.tokens[:n]
-            found.append(
-                uniform_error(
-                    plan.head, plan.measure, y, plan.radius, generator, inside=plan.query_inside
-                )
-            )
+            found.append(uniform_error(plan.head, plan.measure, y, plan.radius, generator))
         errors, points = zip(*found, strict=True)
         size = limit(plan.head, plan.measure)(torch.stack(points)).square().sum(1).mean()
         return np.array(errors) ** 2, float(size)
@@ -287,22 +266,20 @@ def uniform_error(
     tokens: Any,
     radius: Any,
     generator: torch.Generator | None = None,
-    *,
-    inside: bool = False,
 ) -> tuple[float, Float64[Tensor, " d_query"]]:
     """The largest error over the queries |x| <= ``radius``, and the query that attains it.
 
     A lower bound that is attained, by projected gradient ascent of |Gamma_n(x) - Gamma(x)|^2 on the
     ball, each start with its own step length. Starts: random points on the sphere and inside,
     singular directions of A, and the directions in which the tokens of largest |A^T y| win the
-    softmax. ``inside``: each query is in its own prompt. In float64; memory flat in n.
+    softmax. In float64; memory flat in n.
     """
     R = as_positive(radius, "radius")
     y = as_tensor(tokens, "tokens", ndim=2, last=head.dim).double().to(measure.device)
     x = _starts(head, y, R, generator)
-    x, height = _ascend(head, measure, y, x, R, SCOUT_STEPS, inside)
+    x, height = _ascend(head, measure, y, x, R, SCOUT_STEPS)
     best = height.topk(min(FINISHERS, height.numel())).indices
-    x, height = _ascend(head, measure, y, x[best], R, FINISH_STEPS, inside)
+    x, height = _ascend(head, measure, y, x[best], R, FINISH_STEPS)
     top = int(height.argmax())
     return float((2.0 * height[top]).sqrt()), x[top].clone()
 
@@ -328,12 +305,12 @@ def _unit(rows: Tensor) -> Tensor:
 
 
 def _ascend(
-    head: Head, measure: Measure, y: Tensor, x: Tensor, R: float, steps: int, inside: bool
+    head: Head, measure: Measure, y: Tensor, x: Tensor, R: float, steps: int
 ) -> tuple[Tensor, Tensor]:
     """Points after some steps of projected ascent, and |error|^2 / 2 there. A step that does not
     climb is shortened.
     """
-    height, slope = error_and_gradient(head, measure, y, x, inside=inside)
+    height, slope = error_and_gradient(head, measure, y, x)
     length = torch.full_like(height, 0.3 * R)
     for _ in range(steps):
         # at the edge the projection would undo the outward part of the gradient
@@ -342,7 +319,7 @@ def _ascend(
         direction = _unit(torch.where(at_edge, slope - outward * x, slope))
         trial = x + length[:, None] * direction
         trial = trial * (R / trial.norm(dim=1, keepdim=True).clamp_min(R))
-        new_height, new_slope = error_and_gradient(head, measure, y, trial, inside=inside)
+        new_height, new_slope = error_and_gradient(head, measure, y, trial)
         climbs = new_height > height
         x = torch.where(climbs[:, None], trial, x)
         slope = torch.where(climbs[:, None], new_slope, slope)
@@ -354,31 +331,20 @@ def _ascend(
 
 
 def error_and_gradient(
-    head: Head, measure: Measure, y: Tensor, x: Tensor, *, inside: bool = False
+    head: Head, measure: Measure, y: Tensor, x: Tensor
 ) -> tuple[Float64[Tensor, " m"], Float64[Tensor, "m d_query"]]:
     """h = |Gamma_n(x) - Gamma(x)|^2 / 2 for each row x, and its gradient in x.
 
     With error e and w = V^T e:  grad h = A^T (Cov_n(theta) - Cov(theta)) w, the covariances of the
-    tokens under softmax weights and under the tilted law. With the query in its own prompt, of
-    weight p:  grad h = A^T ((1-p) Cov_n - Cov) w + p w + p (1-p) <V x + v0 - Gamma_n, e> (A^T (x -
-    m_n) + theta), m_n the softmax mean of the tokens.
+    tokens under softmax weights and under the tilted law.
     """
-    theta, V, A = head.tilt(x), head.V.to(x), head.A.to(x)
+    theta = head.tilt(x)
     state = attention_state(theta, y, y, 1.0)
-    mean, weight = state.out, torch.zeros_like(state.lse)
-    own = finite = head.values(mean)
-    if inside:
-        weight = torch.sigmoid((theta * x).sum(dim=1) - state.lse)
-        own = head.values(x)
-    error = torch.lerp(finite, own, weight[:, None]) - limit(head, measure)(x)
-    w = error @ V
-    spread = (1.0 - weight)[:, None] * _covariance_times(theta, y, state, w)
+    error = head.values(state.out) - limit(head, measure)(x)
+    w = error @ head.V.to(x)
+    spread = _covariance_times(theta, y, state, w)
     spread = spread - torch.einsum("mij,mj->mi", measure.tilted_cov(theta), w)
-    slope = spread @ A
-    if inside:
-        turn = (weight * (1.0 - weight) * ((own - finite) * error).sum(dim=1))[:, None]
-        slope = slope + weight[:, None] * w + turn * ((x - mean) @ A + theta)
-    return 0.5 * (error * error).sum(dim=1), slope
+    return 0.5 * (error * error).sum(dim=1), spread @ head.A.to(x)
 
 
 def _covariance_times(theta: Tensor, y: Tensor, state: AttentionState, w: Tensor) -> Tensor:
@@ -392,7 +358,7 @@ def _covariance_times(theta: Tensor, y: Tensor, state: AttentionState, w: Tensor
 
 
 METRICS: dict[str, Metric] = {
-    metric.name: metric for metric in (Mean(), Cov(), L2(), Uniform(), Hardmax(), CovOp())
+    metric.name: metric for metric in (Mean(), Cov(), L2(), Uniform(), Hardmax())
 }
 """Name -> metric. Only :func:`register` adds to it; no file of a run can."""
 
