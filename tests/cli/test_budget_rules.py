@@ -87,17 +87,6 @@ def test_without_a_rule_every_rule_is_named_with_its_total(
     }
 
 
-def test_the_table_of_rules_has_the_flags_of_tables(
-    probed: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked = ["budget", str(probed), "--top", "2", "--sort", "ratio", "--markdown"]
-    code, out, _ = run(asked, capsys)
-    assert code == 0
-    rows = [line for line in out.splitlines() if line.startswith("| ")]
-    assert rows[0].startswith("| keep rule | chosen | of the cache | error | worst head | worst |")
-    assert [row.split()[1] for row in rows[2:]] == ["neyman", "topk"]
-
-
 def test_what_was_not_measured_is_not_called_the_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -69,10 +69,10 @@ PROBE = {
     "probe bert --text text.txt --rules random": "rules: they are of a query's own context",
     "probe llama --dataset no/such/name --text text.txt": "expected one source of text",
     "probe nowhere/near/here": "no such model folder",
-    "describe llama --layers 7": "layers: llama has layers 0 to 1, got 7",
-    "describe llama --heads 4": "heads: llama has heads 0 to 3, got 4",
-    "describe llama --window 999": "window: llama takes at most 128 positions",
-    "describe llama --rules sinks:999+recent": "sinks: expected at most 9",
+    "probe llama --dry-run --layers 7": "layers: llama has layers 0 to 1, got 7",
+    "probe llama --dry-run --heads 4": "heads: llama has heads 0 to 3, got 4",
+    "probe llama --dry-run --window 999": "window: llama takes at most 128 positions",
+    "probe llama --dry-run --rules sinks:999+recent": "sinks: expected at most 9",
     "probe llama --dry-run --text none.txt": "none.txt: cannot be read",
 }
 DOWN = "compress llama --window 64 --decode 16 --keep 0.5 --text"

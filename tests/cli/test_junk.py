@@ -150,7 +150,6 @@ REFUSED = [
         for path in ("''", LONG, "{pipe}", "{file}", "/dev/full/x", "{run}")
     ],
     *[f"report {{run}} --out {path}" for path in NO_FILE],
-    "report {run} --figures svg --figures-out {pipe}",
     *[
         f"{PREDICT} --figure {path}"
         for path in ("''", f"{LONG}.svg", "{pipe}.svg", "{folder}.svg", "/dev/full")
@@ -206,7 +205,6 @@ REFUSED = [
     *[
         f"{CONVERGE} --{rest}"
         for rest in (
-            "sampling x",
             "workers 0",
             f"workers {HUGE}",
             f"seed {HUGE}",
@@ -216,7 +214,6 @@ REFUSED = [
     ],
     f"{CONVERGE} --n 1:10:99999999999999",
     "converge {escapes}",
-    *[f"fit {{run}} --level {value}" for value in ("0", "1", "-1", "nan", "2")],
     *[f"fit {{run}} --window {value}" for value in ("a", "1:2:3", "nan:nan", "10:1", "''", ":")],
     *[
         f"icl train --steps 1 --seeds 1 --{rest}"
@@ -281,7 +278,6 @@ REFUSED = [
     "cite Z",
     "export {run} --to xml",
     "report {run} --figures exe",
-    "report {run} --open perhaps",
     "{escapes}",
     "--{escapes}",
     "icl {escapes}",

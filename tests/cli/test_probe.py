@@ -4,10 +4,8 @@ got wrong.
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -145,30 +143,29 @@ def test_own_contexts_say_what_a_rule_keeps(
     assert "chosen" in narrow
 
 
-def test_all_tables_are_sorted_cut_and_markdown(
+def test_all_prints_every_table_whole(
     own_contexts: tuple[Path, list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stored, asked = es.load_run(own_contexts[0]), [*own_contexts[1], "--all", "--markdown"]
-    code, shown, _ = run([*asked, "--sort", "beta_fit:down", "--top", "2"], capsys)
+    stored = es.load_run(own_contexts[0])
+    code, shown, _ = run([*own_contexts[1], "--all"], capsys)
     assert code == 0
-    tables = [table.splitlines() for table in shown.split("\n\n") if table.startswith("| ")]
-    heads = stored.table("heads").sort_values("beta_fit", ascending=False)
-    rows = [row.split(" | ")[:2] for row in tables[0][2:]]
-    assert rows == [["| 1", str(head)] for head in heads["head"][:2]]
-    assert tables[0][0].count("|") > 60  # every column but the ends of intervals
-    assert len(tables[1]) == 2 + len(stored.table("budget"))
-    code, _, err = run([*asked, "--sort", "colour"], capsys)
-    assert code == 2
-    assert "--sort: expected one of layer, head, " in err
+    lines = shown.splitlines()
+    start = lines.index(f"heads: {stored.path}")
+    rows = [line.split()[:2] for line in lines[start + 2 : start + 6]]
+    assert rows == [["1", str(head)] for head in stored.table("heads")["head"]]
+    start = lines.index(f"budget: {stored.path}")
+    end = lines.index(f"layers: {stored.path}")
+    assert end - start == 2 + len(stored.table("budget"))
 
 
 def test_predicted_beside_measured(
     folder: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With moments, measured exponents, both forms of [B] and their rank correlations."""
+    (tmp_path / "more.yaml").write_text("moments_n: 8,20,50\n")
     given = [
         *("probe", str(folder), "--text", str(text), *QUICK, "--heads", "0-3", "--layers", "0-1"),
-        *("--no-report", "--all", "--moments", "3", "--moments-n", "8,20,50"),
+        *("--no-report", "--all", "--moments", "3", "--config", str(tmp_path / "more.yaml")),
     ]
     moments = ["--out", str(tmp_path / "moments")]
     code, shown, _ = run([*given, *moments], capsys)
@@ -211,29 +208,6 @@ def test_runs_have_a_name_of_their_own(
     assert "most demanding heads" in shown
     assert f"report: {path / 'report.html'}" in err
     assert (path / "report.html").exists()
-
-
-def test_text_from_stdin_is_kept(
-    folder: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(few_texts()).encode())))
-    out = tmp_path / "run"
-    code, _, _ = run(
-        ["probe", str(folder), "--text", "-", "--out", str(out), "--no-report", *QUICK], capsys
-    )
-    assert code == 0
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"other words " * 400)))
-    code, _, err = run(
-        ["probe", str(folder), "--text", "-", "--out", str(out), "--no-report", *QUICK], capsys
-    )
-    assert code == 2
-    assert str(out) in err
-    shutil.rmtree(out / "shards")
-    assert run(["resume", str(out)], capsys)[0] == 0
-    assert es.load_run(out).status == "complete"
 
 
 def test_flags_go_before_a_file_and_defaults_behind_it(
@@ -476,17 +450,6 @@ def test_models_that_attend_in_their_own_code(
     )
     assert "computes attention in its own code" in line
     assert not (tmp_path / "run").exists()
-
-
-def test_empty_stdin(
-    folder: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b" \n")))
-    line = refused([str(folder), "--text", "-", "--out", str(tmp_path / "run"), *QUICK], capsys)
-    assert "standard input is empty; pipe text into the command" in line
 
 
 def test_two_sources_of_text(

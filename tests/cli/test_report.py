@@ -17,26 +17,16 @@ def test_page_and_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert (code, out) == (0, "")
     assert err == f"page: {first}/report.html\n"
     page = tmp_path / "pages" / "both.html"
-    arguments = [
-        "report",
-        first,
-        second,
-        "--out",
-        str(page),
-        "--figures",
-        "svg,png",
-        "--figures-out",
-        str(tmp_path / "f"),
-    ]
-    code, out, _ = run([*arguments, "--open", "no", "--json"], capsys)
+    arguments = ["report", first, second, "--out", str(page), "--figures", "svg,png"]
+    code, out, _ = run([*arguments, "--json"], capsys)
     assert code == 0
     told = json.loads(out)
     assert told["page"] == str(page)
     assert page.read_text("utf-8").startswith("<!doctype html>")
     assert {Path(file).suffix for file in told["figures"]} == {".svg", ".png"}
     assert {Path(file).parent for file in told["figures"]} == {
-        tmp_path / "f" / "a",
-        tmp_path / "f" / "b",
+        tmp_path / "a" / "figures",
+        tmp_path / "b" / "figures",
     }
     assert all(Path(file).exists() for file in told["figures"])
 
@@ -46,7 +36,6 @@ def test_page_and_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     [
         (["nowhere"], "nowhere: no such run directory"),
         (["RUN", "--figures", "gif"], "--figures: expected some of svg, pdf, png, got gif"),
-        (["RUN", "--open", "maybe"], "--open: expected yes or no, got 'maybe'"),
         (["RUN", "--out", "."], "out: expected a file name such as report.html, got the folder ."),
         ([], "Missing argument 'RUN'. (see esscher report --help)"),
     ],

@@ -5,10 +5,8 @@ line.
 from __future__ import annotations
 
 import csv
-import io
 import json
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,10 +45,6 @@ def refusal(*names: Path | str, **fields: Any) -> str:
     assert len(message) < 500
     assert "; " in message
     return message
-
-
-def as_stdin(monkeypatch: pytest.MonkeyPatch, raw: bytes) -> None:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw)))
 
 
 def write_jsonl(path: Path) -> None:
@@ -291,19 +285,6 @@ def test_missing_and_unreadable_files(tmp_path: Path) -> None:
     assert "a field needs a table" in refusal(tmp_path / "a.txt", field="body")
 
 
-def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    as_stdin(monkeypatch, "héllo\nworld".encode())
-    assert read("-") == ["héllo\nworld"]
-    as_stdin(monkeypatch, b'{"body": "one"}\n{"body": "two"}\n')
-    assert read("-", field="body") == ["one", "two"]
-    as_stdin(monkeypatch, b"")
-    assert refusal("-").startswith("standard input: expected text, got an empty file")
-    as_stdin(monkeypatch, b"\x00\x01")
-    assert refusal("-").startswith("standard input: expected utf-8 text, got a zero character")
-    monkeypatch.setattr(sys, "stdin", None)
-    assert "it is closed" in refusal("-")
-
-
 def test_pieces_do_not_hold_a_file_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_files, "BLOCK", 64)
     path = tmp_path / "a.txt"
@@ -331,7 +312,6 @@ def test_packaged_text() -> None:
         ({"text": ("a",), "dataset": "b"}, "expected one source of text, got text and dataset"),
         ({"dataset": "b", "packaged": "code"}, "got dataset and packaged"),
         ({"packaged": "code", "field": "x"}, "packaged text has no fields"),
-        ({"text": ("-", "-")}, "can be read once"),
         ({"encoding": "utf-99"}, "expected a text encoding"),
         ({"encoding": "hex"}, "expected a text encoding"),
         ({"limit": 0}, "greater than 0"),
@@ -349,7 +329,7 @@ def test_a_spec_that_makes_no_sense(fields: dict[str, Any], expected: str) -> No
 def test_a_spec_survives_json() -> None:
     for spec in (
         CorpusSpec(),
-        CorpusSpec(text=("a", "-"), limit=3),
+        CorpusSpec(text=("a", "b"), limit=3),
         CorpusSpec(dataset="x:y", field="z"),
     ):
         assert CorpusSpec.model_validate_json(spec.model_dump_json()) == spec

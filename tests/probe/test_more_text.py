@@ -15,7 +15,6 @@ import torch
 
 import esscher as es
 from esscher.errors.more_text import BEYOND, CONVERGED, NOT_CONVERGED, PIECES
-from esscher.probe.agreement import compare_sizes
 from esscher.probe.curves import AllKeys, headline, headline_numbers
 from esscher.probe.session import Queries, Session, spread
 from esscher.probe.spec import ProbeSpec, drawn_ladder
@@ -232,29 +231,3 @@ def test_own_contexts_have_intervals_over_windows(tmp_path: Path) -> None:
         .str.startswith("Each query is measured in its own context; other windows")
         .all()
     )
-
-
-def test_pools_of_several_sizes_are_compared() -> None:
-    def table(values: list[float], low: float, high: float) -> pd.DataFrame:
-        place = {"layer": [0, 0], "head": [0, 1], "number": ["relative_64"] * 2}
-        return pd.DataFrame(
-            {
-                **place,
-                "value": values,
-                "low": [low, low],
-                "high": [high, math.nan],
-                "status": [NOT_CONVERGED, BEYOND],
-            }
-        )
-
-    rows = compare_sizes(
-        {
-            100: table([1.0, 2.0], 0.9, 1.2),
-            400: table([1.1, 0.8], 0, 9),
-            1600: table([1.3, 5.0], 0, 9),
-        }
-    )
-    assert rows["larger"].tolist() == [400, 1600]
-    assert rows["covered"].tolist() == [0.5, 0.5]  # 0.8 is below the bound; 1.3 is outside
-    assert rows["beyond"].tolist() == [0.5, 0.5]
-    assert rows["change"].tolist() == pytest.approx([0.75, 1.9])

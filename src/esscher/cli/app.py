@@ -20,10 +20,10 @@ from pydantic import ValidationError
 from typer.core import TyperGroup, TyperOption
 
 from esscher import __version__
-from esscher.runs.errors import RunError, RunIncomplete, RunInterrupted, field_lines, one_line
+from esscher.runs.errors import RunError, RunIncomplete, field_lines, one_line
 
 PANELS = {
-    "A model on text": ["describe", "probe", "budget", "compress", "compare"],
+    "A model on text": ["describe", "probe", "budget", "compress"],
     "Laws of tokens": ["predict", "converge"],
     "In-context learning and the papers": ["icl", "reproduce", "cite"],
     "Stored runs": ["ls", "resume", "report", "fit", "export"],
@@ -144,26 +144,25 @@ ClickException: type[BaseException] = typer.BadParameter.__mro__[2]
 
 def answer(mistake: BaseException) -> int:
     """Print what went wrong in one line and return the exit code; a bug of ours is raised again."""
-    if isinstance(mistake, ClickException):
-        return _usage(mistake)
-    if isinstance(mistake, RunIncomplete):
-        return _complain(str(mistake), code=3)
-    if isinstance(mistake, RunInterrupted):
-        return _complain(str(mistake), code=130)
-    if isinstance(mistake, KeyboardInterrupt | typer.Abort):
-        return 130
     if isinstance(mistake, BrokenPipeError):  # the reader of a pipe has had enough
         _drop_stdout()
         return 0
+    if type(mistake).__name__ == "NoArgsIsHelpError":
+        print(mistake)
+        return 2
     message = _message(mistake)
-    if message is None or os.environ.get(TRACEBACK):
+    expected = isinstance(mistake, ClickException | RunIncomplete | KeyboardInterrupt | typer.Abort)
+    if message is None or (os.environ.get(TRACEBACK) and not expected):
         raise mistake
-    code = _complain(message)
-    _drop_stdout()  # what cannot be written now is not tried again when Python ends
-    return code
+    if message:
+        print(one_line(f"esscher: {message}"), file=sys.stderr)
+    _drop_stdout()
+    if isinstance(mistake, KeyboardInterrupt | typer.Abort):
+        return 130
+    return 3 if isinstance(mistake, RunIncomplete) else 2
 
 
-def _message(mistake: BaseException) -> str | None:
+def _message(mistake: Any) -> str | None:
     """What input, files or the machine made a library raise, in words; None for a bug of ours."""
     match mistake:
         case ValidationError():
@@ -179,7 +178,7 @@ def _message(mistake: BaseException) -> str | None:
                 f"the numbers leave what floating point can hold ({mistake}); give sizes, scales"
                 " and horizons nearer to 1"
             )
-        case ValueError() | RunError():
+        case ValueError() | RunError() | KeyboardInterrupt() | typer.Abort():
             return str(mistake)
         case MemoryError() | RuntimeError():
             # torch raises RuntimeError where memory is short or a matrix has no decomposition
@@ -189,27 +188,19 @@ def _message(mistake: BaseException) -> str | None:
                     "not enough memory, or no such computation, for what was asked"
                     f" ({mistake}); ask for less"
                 )
+    if isinstance(mistake, ClickException):
+        told: Any = mistake
+        where = "esscher" if getattr(told, "ctx", None) is None else told.ctx.command_path
+        return f"{told.format_message()} (see {where} --help)"
     return None
 
 
 def _drop_stdout() -> None:
-    """Let what is still in the buffer go nowhere, where it cannot be written."""
+    """Let what is still in the buffer go nowhere, where it cannot be written: it is not tried again
+    when Python ends.
+    """
     try:
         sys.stdout.flush()
     except (OSError, ValueError):
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _usage(mistake: Any) -> int:
-    """Help where no command was given, else one line with where to look."""
-    if type(mistake).__name__ == "NoArgsIsHelpError":
-        print(mistake.format_message())
-        return 2
-    where = mistake.ctx.command_path if getattr(mistake, "ctx", None) is not None else "esscher"
-    return _complain(f"{mistake.format_message()} (see {where} --help)")
-
-
-def _complain(message: str, code: int = 2) -> int:
-    print(one_line(f"esscher: {message}"), file=sys.stderr)
-    return code

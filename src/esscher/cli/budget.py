@@ -9,27 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from esscher.cli.options import All, Markdown, Sort, Top, given, option
-from esscher.cli.output import (
-    Json,
-    brief,
-    log,
-    path_argument,
-    path_option,
-    print_json,
-    say,
-    show,
-)
+from esscher.cli.options import All, option
+from esscher.cli.output import ROWS, Json, log, path_argument, path_option, print_json, say, show
 from esscher.probe.spec import ALLOWED, FLOOR, BudgetFlags
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from esscher.probe.budget import Asked, Budget
-    from esscher.runs import Run
 
-TOTALS = ["rule", "chosen", "ratio", "error", "worst_head", "worst", "worst_layer"]
-LOSSES = ["rule", "chosen", "uniform", "ratio", "nats", "nats_low", "nats_high", "beyond"]
+TOTALS = ["rule", "chosen", "ratio", "error", "worst_head", "worst"]
+LOSSES = ["rule", "chosen", "uniform", "ratio", "nats", "beyond"]
+ENDS = ["nats_low", "nats_high"]
 SPLITS = ["split", "keys", "ratio", "error", "q95", "worst_head", "worst", "worst_layer"]
 
 
@@ -45,9 +36,6 @@ def budget(
     out: Annotated[
         Path | None, path_option("--out", "New file of the export; stdout when left out.")
     ] = None,
-    top: Top = None,
-    sort: Sort = None,
-    markdown: Markdown = False,
     everything: All = False,
     as_json: Json = False,
 ) -> None:
@@ -68,46 +56,46 @@ def budget(
 
     Example: esscher budget runs/mine --kl 0.05
     """
-    look = given(locals())
-    from esscher.probe.budget import (
-        RANDOM,
-        as_asked,
-        budget_record,
-        budget_table,
-        find_rule,
-        frontier_of,
-        rule_budget,
-    )
+    from esscher.probe import budget as budgets
+    from esscher.probe.session import measured_part
     from esscher.runs import load_run
 
     _check(export, out, as_json)
     nothing = epsilon is None and total is None and kl is None
-    asked = as_asked(ALLOWED if nothing else epsilon, total, kl)
+    asked = budgets.as_asked(ALLOWED if nothing else epsilon, total, kl)
     if export == "kvpress" and not nothing:
         raise ValueError(
             "--export kvpress: it holds a split for every share to drop; leave --epsilon, --total"
             " and --kl out"
         )
     stored = load_run(run)
-    frontier, about = frontier_of(stored, asked), _about(stored)
+    frontier, known = budgets.frontier_of(stored, asked), stored.table("about").iloc[0]
+    about = {
+        "run": str(stored.path),
+        "model": str(known["model"]),
+        "part": measured_part(stored),
+        "text": str(known["text"]),
+        "window": int(known["window"]),
+    }
     if rule is None and "frontier" in stored.tables:
         if export is not None:
-            known = ", ".join(dict.fromkeys(frontier["rule"]))
-            raise ValueError(f"--export: give the rule, one of {known}")
-        totals = budget_table(frontier, [asked])
+            names = ", ".join(dict.fromkeys(frontier["rule"]))
+            raise ValueError(f"--export: give the rule, one of {names}")
+        totals = budgets.budget_table(frontier, [asked])
         if as_json:
             return print_json({**about, **asked._asdict(), "rules": totals.to_dict("records")})
-        return _show_rules(totals, about, asked, look)
-    rule = find_rule(frontier, RANDOM if rule is None else rule)
+        return _show_rules(totals, about, asked, everything)
+    rule = budgets.find_rule(frontier, budgets.RANDOM if rule is None else rule)
     if export == "kvpress":
-        return _write(_kvpress(stored, frontier, rule), export, out)
-    found = rule_budget(frontier, rule, *asked)
+        size = int(known["layers"]), int(known["kv_heads"])
+        return _write(budgets.prune_ratios(frontier, rule, *size), export, out)
+    found = budgets.rule_budget(frontier, rule, *asked)
     if export is not None:
-        return _write(budget_record(found, about), export, out)
+        return _write(budgets.budget_record(found, about), export, out)
     if as_json:
         tables = {name: getattr(found, name).to_dict("records") for name in ("caches", "totals")}
         return print_json({**about, "rule": found.rule, **asked._asdict(), **tables})
-    _show_rule(found, about, look)
+    _show_rule(found, about, everything)
 
 
 def _check(export: str | None, out: Path | None, as_json: bool) -> None:
@@ -117,7 +105,7 @@ def _check(export: str | None, out: Path | None, as_json: bool) -> None:
         raise ValueError(f"--export: expected {', '.join(KINDS)}, got {export!r}")
     if export is None and out is not None:
         raise ValueError(
-            "--out: it names the file of --export; give --export json, yaml or kvpress"
+            f"--out: it names the file of --export; give --export {' or '.join(KINDS)}"
         )
     if export is not None and as_json:
         raise ValueError(
@@ -125,15 +113,6 @@ def _check(export: str | None, out: Path | None, as_json: bool) -> None:
         )
     if out is not None and os.path.lexists(out):
         raise ValueError(f"{out}: it exists already; give another name")
-
-
-def _about(stored: Run) -> dict[str, Any]:
-    """What a budget holds for."""
-    from esscher.probe.session import measured_part
-
-    row = stored.table("about").iloc[0]
-    found = {"run": str(stored.path), "model": str(row["model"]), "part": measured_part(stored)}
-    return {**found, "text": str(row["text"]), "window": int(row["window"])}
 
 
 def _columns() -> dict[str, Any]:
@@ -145,7 +124,7 @@ def _columns() -> dict[str, Any]:
 
 
 def _show_rules(
-    totals: pd.DataFrame, about: Mapping[str, Any], asked: Asked, look: Mapping[str, Any]
+    totals: pd.DataFrame, about: Mapping[str, Any], asked: Asked, everything: bool
 ) -> None:
     """The smallest cache, or the least error, by rules that one could run; then every rule."""
     from esscher.probe.budget import BEST, UNIFORM
@@ -170,12 +149,12 @@ def _show_rules(
             f"For {asked.words}: {row['rule']} keeps {row['ratio']:.1%} of the cache in its best"
             f" split, at {loss}; {about['part']}, {about['text']}."
         )
-    if look.get("everything"):
-        show(f"keep rules for {asked.words}", totals, _columns(), look)
+    if everything:
+        show(f"keep rules for {asked.words}", totals, _columns())
     else:
         ordered = best.sort_values(["chosen", key], ascending=[False, True])
-        shown = TOTALS if asked.kl is None else LOSSES
-        show(f"keep rules for {asked.words}, best split", ordered[shown], _columns(), brief(look))
+        shown = TOTALS if asked.kl is None else LOSSES + ENDS
+        show(f"keep rules for {asked.words}, best split", ordered[shown], _columns(), ROWS)
     say(f"Next: esscher budget {about['run']} {_flag(asked)}--rule NAME, for the keys of each head")
 
 
@@ -183,11 +162,11 @@ def _flag(asked: Asked) -> str:
     return "" if asked.kl is None else f"--kl {asked.kl:g} "
 
 
-def _show_rule(found: Budget, about: Mapping[str, Any], look: Mapping[str, Any]) -> None:
+def _show_rule(found: Budget, about: Mapping[str, Any], everything: bool) -> None:
     """What each split keeps, then the caches of one rule."""
     from esscher.probe.budget import per_query
 
-    asked, everything = found.asked, look.get("everything")
+    asked = found.asked
     told = ", ".join(
         f"{row['split']} {row['ratio']:.1%} at an error of {row['error']:.1%}"
         for row in found.totals.to_dict("records")
@@ -199,21 +178,14 @@ def _show_rule(found: Budget, about: Mapping[str, Any], look: Mapping[str, Any])
         rows = rows.drop(columns="best_split")
     rows = rows.sort_values("keys", ascending=False, kind="stable")
     title = f"keys of each kv head; {about['part']}, {about['text']}"
-    show(title, rows, _columns(), look if everything else brief(look))
+    show(title, rows, _columns(), None if everything else ROWS)
     if everything:
-        losses = [key for key in LOSSES[4:] if key in found.totals]
+        losses = [key for key in ("nats", *ENDS, "beyond") if key in found.totals]
         show("splits", found.totals[SPLITS + losses], _columns())
     say(
         f"Next: esscher budget {about['run']} {_flag(asked)}--rule {found.rule} --export json"
         " --out budget.json, for the keys of every head as a file"
     )
-
-
-def _kvpress(stored: Run, frontier: pd.DataFrame, rule: str) -> Any:
-    from esscher.probe.budget import prune_ratios
-
-    about = stored.table("about").iloc[0]
-    return prune_ratios(frontier, rule, int(about["layers"]), int(about["kv_heads"]))
 
 
 def _write(content: Any, kind: str, out: Path | None) -> None:

@@ -9,28 +9,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from esscher.cli.options import (
+    EVERYDAY,
     MEASURED,
     PLACE,
     SIZE,
     TEXT,
     All,
     Dask,
-    Markdown,
-    Sort,
-    Top,
     Workers,
     given,
     option,
 )
 from esscher.cli.output import (
     MODEL,
+    OUT,
     ROWS,
     Json,
-    Out,
     Report,
-    brief,
     log,
-    print_json,
+    log_files,
+    path_option,
+    print_run,
     say,
     show,
     show_tables,
@@ -40,30 +39,31 @@ from esscher.compress.spec import CompressSpec
 from esscher.corpus.spec import CorpusSpec
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from esscher.runs import Run
 
 TABLES = ("compress", "check", "kinds", "layers", "depth", "sensitivity", "together", "about")
-SHORT = (
-    *("rule", "split", "share", "kl", "kl_predicted", "loss_added", "agreement"),
-    *("needle", "cosine", "neighbour", "error"),
+SHORT = (  # columns of the last table: the first six that were measured
+    *("rule", "split", "share", "kl", "kl_predicted", "needle", "loss_added", "agreement"),
+    *("cosine", "neighbour", "error"),
 )
 
 
 def compress(
     model: Annotated[str | None, typer.Argument(help=MODEL)] = None,
-    text: Annotated[list[str] | None, option(CorpusSpec, "text", TEXT)] = None,
+    text: Annotated[list[str] | None, option(CorpusSpec, "text", EVERYDAY)] = None,
+    keep: Annotated[str | None, option(CompressSpec, "keep", EVERYDAY)] = None,
+    kl: Annotated[float | None, option(CompressSpec, "kl", EVERYDAY)] = None,
+    rules: Annotated[
+        list[str] | None, option(CompressSpec, "rules", EVERYDAY, default="eight of them")
+    ] = None,
+    texts: Annotated[int | None, option(CompressSpec, "texts", EVERYDAY)] = None,
+    window: Annotated[int | None, option(CompressSpec, "window", EVERYDAY)] = None,
+    out: Annotated[Path | None, path_option("--out", OUT, EVERYDAY)] = None,
     dataset: Annotated[str | None, option(CorpusSpec, "dataset", TEXT)] = None,
     split: Annotated[str | None, option(CorpusSpec, "split", TEXT)] = None,
     field: Annotated[str | None, option(CorpusSpec, "field", TEXT)] = None,
     packaged: Annotated[str | None, option(CorpusSpec, "packaged", TEXT)] = None,
     encoding: Annotated[str | None, option(CorpusSpec, "encoding", TEXT)] = None,
-    keep: Annotated[str | None, option(CompressSpec, "keep", MEASURED)] = None,
-    kl: Annotated[float | None, option(CompressSpec, "kl", MEASURED)] = None,
-    rules: Annotated[
-        list[str] | None, option(CompressSpec, "rules", MEASURED, default="eight of them")
-    ] = None,
     splits: Annotated[list[str] | None, option(CompressSpec, "splits", MEASURED)] = None,
     check: Annotated[bool, option(CompressSpec, "check", MEASURED)] = False,
     needles: Annotated[int | None, option(CompressSpec, "needles", MEASURED)] = None,
@@ -72,29 +72,21 @@ def compress(
     heads: Annotated[str | None, option(CompressSpec, "heads", MEASURED)] = None,
     sensitivity: Annotated[bool, option(CompressSpec, "sensitivity", MEASURED)] = False,
     together: Annotated[bool, option(CompressSpec, "together", MEASURED)] = False,
-    texts: Annotated[int | None, option(CompressSpec, "texts", SIZE)] = None,
-    window: Annotated[int | None, option(CompressSpec, "window", SIZE)] = None,
     decode: Annotated[int | None, option(CompressSpec, "decode", SIZE)] = None,
-    draws: Annotated[int | None, option(CompressSpec, "draws", SIZE)] = None,
     observe: Annotated[int | None, option(CompressSpec, "observe", SIZE)] = None,
     sinks: Annotated[int | None, option(CompressSpec, "sinks", SIZE)] = None,
     recent: Annotated[int | None, option(CompressSpec, "recent", SIZE)] = None,
     max_tokens: Annotated[int | None, option(CorpusSpec, "max_tokens", SIZE, default="all")] = None,
-    limit: Annotated[int | None, option(CorpusSpec, "limit", SIZE)] = None,
-    out: Out = None,
     report: Report = True,
-    top: Top = None,
-    sort: Sort = None,
-    markdown: Markdown = False,
     everything: All = False,
     as_json: Json = False,
-    revision: Annotated[str | None, option(CompressSpec, "revision", PLACE)] = None,
     workers: Workers = 1,
     dask: Dask = None,
     threads: Annotated[int | None, option(CompressSpec, "threads", PLACE)] = None,
     device: Annotated[str | None, option(CompressSpec, "device", PLACE)] = None,
     dtype: Annotated[str | None, option(CompressSpec, "dtype", PLACE)] = None,
     seed: Annotated[int | None, option(CompressSpec, "seed", PLACE)] = None,
+    revision: Annotated[str | None, option(CompressSpec, "revision", PLACE)] = None,
 ) -> None:
     """Compress the KV cache of a language model by several rules, and measure what its answers
     lose.
@@ -117,11 +109,6 @@ def compress(
     for name in ("layers", "heads"):
         if name in fields:
             fields[name] = place_numbers(fields[name], f"--{name}")
-    if "-" in corpus.get("text", ()):
-        raise ValueError(
-            "--text -: standard input can be read once, and every text may be needed again; give a"
-            " file"
-        )
     if "text" in corpus:
         corpus["text"] = [absolute(name) for name in corpus["text"]]
     spec = CompressSpec.read({**fields, "model": written(model), "corpus": corpus})
@@ -149,57 +136,47 @@ def end_compress(run: Run, as_json: bool, flags: Mapping[str, Any] | None = None
     flags = flags or {"report": True}
     page = write_report([run]) if flags.get("report") else None
     figure = None
-    if flags.get("report") and "check" in run.tables:
+    if page is not None and "check" in run.tables:
         figure = save_check(run, run.path / "check.svg")
     if as_json:
-        tables = {name: run.table(name).to_dict("records") for name in TABLES if name in run.tables}
-        about = {"run": str(run.path), "report": None if page is None else str(page)}
-        return print_json({**about, "spec": run.spec, "rows": tables.pop("compress"), **tables})
-    rows = run.table("compress")
-    for sentence in summary(run):
+        return print_run(run, TABLES, report=None if page is None else str(page))
+    for sentence in _summary(run):
         say(sentence)
     if flags.get("everything"):
-        show_tables(run, TABLES, flags)
+        show_tables(run, TABLES)
     else:
-        columns = run.columns("compress")
-        keys = [key for key in SHORT if key in rows and rows[key].notna().any()]
+        rows, columns = run.table("compress"), run.columns("compress")
+        keys = [key for key in SHORT if key in rows and rows[key].notna().any()][:6]
         ends = [end for key in ("kl", "needle") if key in keys for end in columns[key].ends or ()]
         order = rows[rows["rule"] != "full"].sort_values(["keep", keys[3]], kind="stable")
         sizes = max(1, order["keep"].nunique())
         order = order.groupby("keep", sort=False, dropna=False).head(max(2, ROWS // sizes))
-        show("means over the texts", order[keys + ends], columns, brief(flags))
-        if "check" in run.tables:
-            whole = {"markdown": flags.get("markdown")}
-            show("predicted and measured", run.table("check"), run.columns("check"), whole)
-    if figure is not None:
-        log(f"figure: {figure}")
-    if page is not None:
-        log(f"report: {page}")
+        about = run.table("about").iloc[0]
+        texts = f"{about['texts']} texts of {about['window']} tokens of {about['text']}"
+        show(f"{about['model']}, means over {texts}", order[keys + ends], columns, ROWS)
+    log_files("figure", [figure])
+    log_files("report", [page])
 
 
-def summary(run: Run) -> Iterator[str]:
+def _summary(run: Run) -> Iterator[str]:
     """The best rule at each size, and what it costs."""
-    about, rows = run.table("about").iloc[0], run.table("compress")
+    rows = run.table("compress")
     rows = rows[rows["rule"] != "full"]
-    yield (
-        f"{about['model']}, {about['texts']} texts of {about['window']} tokens of {about['text']}."
-    )
     if "kl" not in rows:
         return
     for keep, own in rows.groupby("keep", dropna=False):
         best = own.loc[own["kl"].idxmin()]
         loss = f", loss {best['loss_added']:+.3f}" if "loss_added" in best else ""
         size = "" if keep == keep else f" (asked for {run.spec['kl']:g} nats)"
+        low, high = best["kl_low"], best["kl_high"]
+        interval = f" [{low:.3g}, {high:.3g}]" if low == low else ""
         yield (
-            f"Keeping {best['share']:.1%} of the cache{size} costs {_interval(best)} nats per token"
-            f" with {best['rule']}{loss}."
+            f"Keeping {best['share']:.1%} of the cache{size} costs {best['kl']:.3g}{interval} nats"
+            f" per token with {best['rule']}{loss}."
         )
-    if "check" in run.tables:
-        yield from _agreement(run.table("check"))
-
-
-def _agreement(check: pd.DataFrame) -> Iterator[str]:
-    """How predicted and measured divergence agree where the second order holds."""
+    if "check" not in run.tables:
+        return
+    check = run.table("check")
     own = check[check["second_order"] & (check["kl"] > 0) & check["ratio"].notna()]
     if len(own) > 2:
         ratio, rank = own["ratio"], own["kl"].corr(own["kl_predicted"], method="spearman")
@@ -208,8 +185,3 @@ def _agreement(check: pd.DataFrame) -> Iterator[str]:
             f" {ratio.median():.2f} (median), {ratio.quantile(0.05):.2f} to"
             f" {ratio.quantile(0.95):.2f} (90 %), rank correlation {rank:.2f}."
         )
-
-
-def _interval(row: pd.Series[Any]) -> str:
-    low, high = row["kl_low"], row["kl_high"]
-    return f"{row['kl']:.3g}" + (f" [{low:.3g}, {high:.3g}]" if low == low else "")

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from esscher.cli.options import All, Dask, Markdown, Sort, Top, Workers, given, option
+from esscher.cli.options import All, Dask, Workers, given, option
 from esscher.cli.output import (
     FIGURES,
+    ROWS,
     Figures,
     Json,
     Out,
     as_formats,
-    brief,
     check_device,
     log,
+    log_files,
     print_json,
+    print_run,
     say,
     show,
     show_tables,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from esscher.runs import Run
 
-RATES = ("metric", "exponent", "low", "high", "exact_exponent", "sharp", "bohbot", "status")
+RATES = ("value", "metric", "exponent", "exact_exponent", "sharp", "status")
 
 
 def converge(
@@ -39,8 +40,6 @@ def converge(
     n: Annotated[str | None, option(ExperimentSpec, "n")] = None,
     repeats: Annotated[int | None, option(ExperimentSpec, "repeats", default="preset's")] = None,
     metrics: Annotated[str | None, option(ExperimentSpec, "metrics")] = None,
-    sampling: Annotated[str | None, option(ExperimentSpec, "sampling")] = None,
-    query_inside: Annotated[bool, option(ExperimentSpec, "query_inside")] = False,
     values: Annotated[str | None, option(Sweep, "values")] = None,
     seed: Annotated[int | None, option(ExperimentSpec, "seed")] = None,
     dtype: Annotated[str | None, option(ExperimentSpec, "dtype")] = None,
@@ -50,9 +49,6 @@ def converge(
     out: Out = None,
     figures: Figures = FIGURES,
     listing: Annotated[bool, typer.Option("--list", help="Name the presets and stop.")] = False,
-    top: Top = None,
-    sort: Sort = None,
-    markdown: Markdown = False,
     everything: All = False,
     as_json: Json = False,
 ) -> None:
@@ -70,7 +66,7 @@ def converge(
     check_device(spec.device)
     path = out if out is not None else Path("runs") / f"{Path(preset).stem}-{spec.hash[:8]}"
     run = execute(spec, path, workers=workers, dask=dask, progress=terminal())
-    end_converge(run, as_json, flags, figures)
+    end_converge(run, as_json, everything, figures)
 
 
 def _read(preset: str, changes: dict[str, Any], values: str | None) -> ExperimentSpec:
@@ -97,32 +93,27 @@ def _read(preset: str, changes: dict[str, Any], values: str | None) -> Experimen
     return ExperimentSpec.model_validate({**found, **changes})
 
 
-def end_converge(
-    run: Run, as_json: bool, look: Mapping[str, Any] | None = None, figures: str = FIGURES
-) -> None:
+def end_converge(run: Run, as_json: bool, everything: bool = False, figures: str = FIGURES) -> None:
     """Draw the rates of a finished sweep and say what they are."""
     from esscher.report.figures import save_rates
 
-    look = look or {}
     rates = run.table("rates")
     files = [run.path / f"rates.{kind}" for kind in as_formats(figures)]
-    over = str((run.spec.get("sweep") or {}).get("over", ""))
     for file in files:
         save_rates(run, printable(run.spec["title"] or run.path.name), file)
     if as_json:
-        rows = rates.to_dict("records")
-        return print_json({"run": str(run.path), "spec": run.spec, "rates": rows})
+        return print_run(run, ["rates"])
     for metric, part in rates.groupby("metric", sort=False):
         say(_in_words(str(metric), part))
-    if look.get("everything"):
-        show_tables(run, ["rates"], look)
+    if everything:
+        show_tables(run, ["rates"])
     else:
-        keys = [key for key in (*(["value"] if over else []), *RATES) if key in rates]
-        show(f"rates: {run.path}", rates[keys], run.columns("rates"), brief(look))
+        keys = [key for key in RATES if key in rates and (key != "value" or run.spec.get("sweep"))]
+        ends = list(run.columns("rates")["exponent"].ends or ())
+        show(f"rates: {run.path}", rates[keys + ends], run.columns("rates"), ROWS)
     for reason in dict.fromkeys(rates.loc[~rates["status"].isin(["ok", "exact"]), "reason"]):
         log(f"note: {reason}")
-    for file in files:
-        log(f"figure: {file}")
+    log_files("figure", files)
 
 
 def _in_words(metric: str, rates: pd.DataFrame) -> str:

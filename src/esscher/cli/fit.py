@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from esscher.cli.options import All, Markdown, Sort, Top, given
-from esscher.cli.output import Json, brief, path_argument, print_json, say, show
+from esscher.cli.options import All
+from esscher.cli.output import ROWS, Json, path_argument, print_json, say, show
 
 if TYPE_CHECKING:
     from esscher.errors.curve import ErrorCurve
     from esscher.runs import Run
 
-LEVEL = 0.95  # of intervals that are computed here
+SHOWN = ("value", "head", "metric", "exponent", "low", "high", "status")
 
 # A stored curve: its name, the curve, the part that the run itself fits, and the (exponent, low,
 # high) that the run found, with what that interval means
@@ -32,26 +32,16 @@ def fit(
             help="Smallest and largest n, 100:10000; those that the run fits when left out."
         ),
     ] = None,
-    level: Annotated[
-        float | None,
-        typer.Option(
-            help="Level of intervals that are computed anew; the run's own intervals when left out."
-        ),
-    ] = None,
-    top: Top = None,
-    sort: Sort = None,
-    markdown: Markdown = False,
     everything: All = False,
     as_json: Json = False,
 ) -> None:
     """Fit error ~ constant * n^-exponent again to every curve of a run.
 
-    Without --window and --level these are the run's own exponents and intervals: of a probe's l2
-    error 90 % for an endless text, of all others 95 % over repeats.
+    Without --window these are the run's own exponents and intervals: of a probe's l2 error 90 % for
+    an endless text, of all others 95 % over repeats.
 
     Example: esscher fit runs/mine --window 100:10000
     """
-    look = given(locals())
     from esscher.errors.rate import fit_rate
     from esscher.runs import load_run
 
@@ -64,16 +54,13 @@ def fit(
     limits = None if window is None else _limits(window)
     rows: list[dict[str, Any]] = []
     for name, curve, fitted, own, meaning in readers[stored.manifest.job](stored):
-        found = fit_rate(
-            fitted if limits is None else curve,
-            window="auto" if limits is None else limits,
-            level=LEVEL if level is None else level,
-            raise_on_failure=False,
-        )
-        if own is not None and limits is None and level is None:
-            found = found.with_exponent(
-                *own, f"exponent and interval as the run found them, {meaning}"
-            )
+        if limits is not None:
+            found = fit_rate(curve, window=limits, raise_on_failure=False)
+        else:
+            found = fit_rate(fitted, raise_on_failure=False)
+            if own is not None:
+                told = f"exponent and interval as the run found them, {meaning}"
+                found = found.with_exponent(*own, told)
         rows.append(
             {
                 **name,
@@ -94,8 +81,9 @@ def fit(
     if not rows:
         raise ValueError(f"{run}: no curves to fit in this run")
     say(_in_words(rows))
-    shown = [{key: value for key, value in row.items() if key != "reason"} for row in rows]
-    show(str(run), shown, None, look if everything else brief(look))
+    if everything:
+        return show(str(run), rows)
+    show(str(run), [{key: row[key] for key in SHOWN if key in row} for row in rows], None, ROWS)
 
 
 def _in_words(rows: Sequence[Mapping[str, Any]]) -> str:

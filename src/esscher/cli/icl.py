@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from esscher.cli.options import Dask, Markdown, Sort, Top, Workers, given, option
+from esscher.cli.options import Dask, Workers, given, option
 from esscher.cli.output import (
     FIGURES,
     Figures,
@@ -62,7 +62,6 @@ Noise = Annotated[float | None, option(FlowSpec, "noise")]
 TaskCov = Annotated[str | None, option(FlowSpec, "task_cov")]
 Alpha = Annotated[float | None, option(FlowSpec, "alpha")]
 Seed = Annotated[int | None, option(FlowSpec, "seed")]
-Look = Mapping[str, Any]
 
 
 @icl.command()
@@ -80,9 +79,6 @@ def train(
     seed: Seed = None,
     workers: Workers = 1,
     dask: Dask = None,
-    top: Top = None,
-    sort: Sort = None,
-    markdown: Markdown = False,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -92,17 +88,17 @@ def train(
     Example: esscher icl train --lengths 10 --steps 20000 --seeds 1
     """
     flags = given(locals())
-    end_train(_execute(TrainSpec, flags), as_json, flags)
+    end_train(_execute(TrainSpec, flags), as_json)
 
 
-def end_train(run: Run, as_json: bool, look: Look | None = None) -> None:
+def end_train(run: Run, as_json: bool) -> None:
     """Show what training ended with."""
     final = _final(run)
     lost = final[final["status"] != "ok"]
     if (final["status"] == "diverged").all():
         raise ValueError("; ".join(dict.fromkeys(lost["advice"])))
     shown = final[["covariance", "length", "seed", "model", "mse", "stderr", "status", "step"]]
-    _show(run, {"final": shown}, as_json, look)
+    _show(run, {"final": shown}, as_json)
     for row in lost.to_dict("records"):
         log(f"note: {row['covariance']}, L = {row['length']}, seed {row['seed']}: {row['advice']}")
 
@@ -123,9 +119,6 @@ def flow(
     seed: Seed = None,
     workers: Workers = 1,
     dask: Dask = None,
-    top: Top = None,
-    sort: Sort = None,
-    markdown: Markdown = False,
     figures: Figures = FIGURES,
     out: Out = None,
     as_json: Json = False,
@@ -140,10 +133,10 @@ def flow(
     """
     flags = given(locals())
     as_formats(figures)  # a mistake is told before anything is computed
-    end_flow(_execute(FlowSpec, flags), as_json, flags, figures)
+    end_flow(_execute(FlowSpec, flags), as_json, figures)
 
 
-def end_flow(run: Run, as_json: bool, look: Look | None = None, figures: str = FIGURES) -> None:
+def end_flow(run: Run, as_json: bool, figures: str = FIGURES) -> None:
     """Draw and show the ends of the flows, and their way where it was asked for."""
     from esscher.report.icl import risk_chart, save_charts, time_charts
 
@@ -159,7 +152,7 @@ def end_flow(run: Run, as_json: bool, look: Look | None = None, figures: str = F
     paths = {run.path / f"{name}.{kind}": name for name in files for kind in as_formats(figures)}
     for path, name in paths.items():
         save_charts(files[name], path)
-    _show(run, tables, as_json, look)
+    _show(run, tables, as_json)
     for path in paths:
         log(f"figure: {path}")
 
@@ -185,9 +178,6 @@ def show_risk(
     value: Annotated[
         float, typer.Option(help="Without a run: the value v of the block form.")
     ] = 1.0,
-    top: Top = None,
-    sort: Sort = None,
-    markdown: Markdown = False,
     as_json: Json = False,
 ) -> None:
     """Exact mean squared errors: of the models a training run left, beside the flow; or of the
@@ -197,7 +187,7 @@ def show_risk(
     """
     flags = given(locals())
     if run is not None:
-        return _show(None, _trained(_training_run(run)), as_json, flags)
+        return _show(None, _trained(_training_run(run)), as_json)
     if not math.isfinite(value):
         raise ValueError(f"--value: expected a finite number, got {value}")
     import pandas as pd
@@ -224,7 +214,7 @@ def show_risk(
                 row = {"covariance": name, "length": length, "model": kind, "mse": 2 * parts.total}
                 row |= {"noise": 2 * parts.noise, "approximation": 2 * parts.approximation}
                 rows.append(row | {"bias": 2 * parts.bias, "variance": 2 * parts.variance})
-    return _show(None, {"risk": pd.DataFrame(rows)}, as_json, flags)
+    return _show(None, {"risk": pd.DataFrame(rows)}, as_json)
 
 
 @icl.command()
@@ -235,9 +225,6 @@ def length(
     noise: Noise = None,
     task_cov: TaskCov = None,
     alpha: Alpha = None,
-    top: Top = None,
-    sort: Sort = None,
-    markdown: Markdown = False,
     as_json: Json = False,
 ) -> None:
     """L(epsilon) of Theorem 5.2: the shortest prompts on which gradient flow ends within epsilon of
@@ -262,7 +249,7 @@ def length(
                 found = prompt_length_for(task, goal, kind, start)
                 row = {"covariance": name, "model": kind, "epsilon": goal, "length": found}
                 rows.append(row)
-    _show(None, {"shortest prompts": pd.DataFrame(rows)}, as_json, flags)
+    _show(None, {"shortest prompts": pd.DataFrame(rows)}, as_json)
 
 
 @icl.command()
@@ -280,9 +267,6 @@ def concentration(
     seed: Seed = None,
     workers: Workers = 1,
     dask: Dask = None,
-    top: Top = None,
-    sort: Sort = None,
-    markdown: Markdown = False,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -292,14 +276,14 @@ def concentration(
     Example: esscher icl concentration --lengths 10,100,1000 --covariance isotropic
     """
     flags = given(locals())
-    end_concentration(_execute(ConcentrationSpec, flags), as_json, flags)
+    end_concentration(_execute(ConcentrationSpec, flags), as_json)
 
 
-def end_concentration(run: Run, as_json: bool, look: Look | None = None) -> None:
+def end_concentration(run: Run, as_json: bool) -> None:
     """Show the fitted rates, and the lemmas beside what they bound."""
     shown = ["covariance", "metric", "against", "exponent", "low", "high", "status"]
     tables = {"rates": run.table("rates")[shown], "Lemmas E.2 and E.4": run.table("risks")}
-    _show(run, tables, as_json, look)
+    _show(run, tables, as_json)
 
 
 @icl.command()
@@ -398,9 +382,6 @@ def stability(
     seed: Seed = None,
     workers: Workers = 1,
     dask: Dask = None,
-    top: Top = None,
-    sort: Sort = None,
-    markdown: Markdown = False,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -410,10 +391,10 @@ def stability(
     Example: esscher icl stability --starts 10 --lengths 10,100
     """
     flags = given(locals())
-    end_stability(_execute(StabilitySpec, flags), as_json, flags)
+    end_stability(_execute(StabilitySpec, flags), as_json)
 
 
-def end_stability(run: Run, as_json: bool, look: Look | None = None) -> None:
+def end_stability(run: Run, as_json: bool) -> None:
     """Show the verdict, and say it in a sentence."""
     from esscher.icl.stability import ALL
 
@@ -426,10 +407,10 @@ def end_stability(run: Run, as_json: bool, look: Look | None = None) -> None:
             told = f"{more} attention is stuck more often"
         test = f"sign test over {total['starts']} starts, p = {number(total['p'])}"
         say(f"over all settings: {told} ({test})")
-    _show(run, {"verdict": verdict}, as_json, look)
+    _show(run, {"verdict": verdict}, as_json)
 
 
-def _execute(kind: type[RunSpec], flags: Look) -> Run:
+def _execute(kind: type[RunSpec], flags: Mapping[str, Any]) -> Run:
     """Run the spec that the flags of a command give."""
     spec = kind.model_validate(given(flags, kind))
     return _run(spec, flags.get("out"), flags["workers"], flags.get("dask"))
@@ -479,9 +460,7 @@ def _trained(run: Run) -> dict[str, pd.DataFrame]:
     return {"trained": trained, "beside the flow": compared}
 
 
-def _show(
-    run: Run | None, tables: dict[str, pd.DataFrame], as_json: bool, look: Look | None
-) -> None:
+def _show(run: Run | None, tables: dict[str, pd.DataFrame], as_json: bool) -> None:
     """Tables for people, below what they say in words, or for machines."""
     if as_json:
         head = {} if run is None else {"run": str(run.path), "spec": run.spec}
@@ -492,7 +471,7 @@ def _show(
             say(sentence)
         # short names for headers, but the table with intervals
         columns = run.columns(name) if run is not None and name == "verdict" else None
-        show(name if run is None else f"{name}: {run.path}", table, columns, look)
+        show(name if run is None else f"{name}: {run.path}", table, columns)
 
 
 def _in_words(table: pd.DataFrame) -> Iterator[str]:

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import BaseModel
 
+EVERYDAY = "Everyday options"
 TEXT, MEASURED, SIZE = "Text", "What to measure", "How much"
 OUTPUT, PLACE = "Output", "Where it runs"
 MOST_WORKERS = 1024
@@ -49,12 +50,7 @@ def given(flags: Mapping[str, Any], *specs: type[BaseModel]) -> dict[str, Any]:
 
 Workers = Annotated[
     int,
-    typer.Option(
-        help="Number of local processes.",
-        min=1,
-        max=MOST_WORKERS,
-        rich_help_panel=PLACE,
-    ),
+    typer.Option(help="Number of local processes.", min=1, max=MOST_WORKERS, rich_help_panel=PLACE),
 ]
 Dask = Annotated[
     str | None,
@@ -62,18 +58,5 @@ Dask = Annotated[
         help="Run on a Dask cluster: tcp://host:8786, or local to start one here.",
         rich_help_panel=PLACE,
     ),
-]
-Top = Annotated[
-    int | None,
-    typer.Option(help="Print at most so many rows.", min=1, rich_help_panel=OUTPUT),
-]
-Sort = Annotated[
-    str | None,
-    typer.Option(
-        help="Sort rows by this column; NAME:down puts the largest first.", rich_help_panel=OUTPUT
-    ),
-]
-Markdown = Annotated[
-    bool, typer.Option("--markdown", help="Print tables as Markdown.", rich_help_panel=OUTPUT)
 ]
 All = Annotated[bool, typer.Option("--all", help="Print the full tables.", rich_help_panel=OUTPUT)]

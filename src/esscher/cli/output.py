@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,8 +25,7 @@ from esscher.runs.errors import plain, printable
 if TYPE_CHECKING:
     from esscher.runs import Column, Run
 
-UNPRINTABLE = re.compile("[^\n -~]+")  # at most; letters of other scripts are told apart one by one
-ROWS = 6  # of the table at the end of a command, unless --all or --top asks for more
+ROWS = 6  # of the table at the end of a command without --all
 GAP = "  "  # between columns
 WIDEST, NARROWEST = 40, 24  # a column with cells longer than the first is folded, to the second
 ANY = 10_000  # columns where a program reads
@@ -50,23 +48,23 @@ Report = Annotated[
 
 def as_path(text: str | Path) -> Path:
     """A path as a user names it; an empty name would be the working folder."""
-    name = str(text)
-    if not name.strip() or "\0" in name:
+    if not str(text).strip():
         raise typer.BadParameter(
-            f"expected the name of a file or folder, got {name!r}; the working folder is ."
+            f"expected the name of a file or folder, got {text!r}; the working folder is ."
         )
-    return Path(name)
+    return Path(text)
 
 
 def path_argument(help: str, shown: str = "RUN") -> Any:
     return typer.Argument(help=help, parser=as_path, metavar=shown)
 
 
-def path_option(name: str, help: str) -> Any:
-    return typer.Option(name, help=help, parser=as_path, metavar="PATH", rich_help_panel=OUTPUT)
+def path_option(name: str, help: str, panel: str = OUTPUT) -> Any:
+    return typer.Option(name, help=help, parser=as_path, metavar="PATH", rich_help_panel=panel)
 
 
-Out = Annotated[Path | None, path_option("--out", "Run directory; runs/NAME-HASH when left out.")]
+OUT = "Run directory; runs/NAME-HASH when left out."
+Out = Annotated[Path | None, path_option("--out", OUT)]
 FIGURES = "svg,png"  # where none are named
 Figures = Annotated[
     str,
@@ -107,25 +105,30 @@ def log(message: str) -> None:
     print(printable(message), file=sys.stderr, flush=True)
 
 
+def log_files(kind: str, files: Iterable[Path | None]) -> None:
+    """The files that were written, a line each."""
+    for file in files:
+        if file is not None:
+            log(f"{kind}: {file}")
+
+
 def say(sentence: str) -> None:
     """A sentence on stdout, folded at the width of the terminal; a number or a path stays whole."""
     text, width = printable(sentence), screen_width()
-    whole = {"break_long_words": False, "break_on_hyphens": False}
-    print(text if width is None else textwrap.fill(text, width, **whole))  # type: ignore[arg-type]
+    if width is not None:
+        text = textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
+    print(text)
 
 
 def print_json(value: Any) -> None:
-    """JSON in which every character is printable or escaped; ASCII where the stream needs it."""
-    ascii_only = not (sys.stdout.encoding or "ascii").lower().startswith("utf")
-    text = json.dumps(plain(value), indent=2, allow_nan=False, ensure_ascii=ascii_only)
-    print(
-        UNPRINTABLE.sub(
-            lambda found: "".join(
-                c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in found.group()
-            ),
-            text,
-        )
-    )
+    """JSON in ASCII; infinity and NaN are null."""
+    print(json.dumps(plain(value), indent=2, allow_nan=False))
+
+
+def print_run(run: Run, names: Iterable[str], **more: Any) -> None:
+    """A run as JSON: where it is, its settings and those of the named tables that it has."""
+    tables = {name: run.table(name).to_dict("records") for name in names if name in run.tables}
+    print_json({"run": str(run.path), **more, "spec": run.spec, **tables})
 
 
 def number(value: float | None, form: str = ".4g") -> str:
@@ -140,44 +143,37 @@ def number(value: float | None, form: str = ".4g") -> str:
 
 
 def show(
-    title: str,
-    rows: Any,
-    columns: Mapping[str, Column] | None = None,
-    look: Mapping[str, Any] | None = None,
+    title: str, rows: Any, columns: Mapping[str, Column] | None = None, most: int | None = None
 ) -> None:
     """Print a table from what is known of its columns: header, kind, interval, place.
 
     ``rows``: a pandas frame or dictionaries. ``columns``: those of a stored table; a column that is
     not there has its key for a header. Those with a ``first`` come first, and where the terminal is
-    narrow as many as there is room for are printed. ``look``: flags top, sort, markdown.
+    narrow as many as there is room for are printed. ``most``: rows that are printed, all if None.
     """
-    records = rows.to_dict("records") if hasattr(rows, "to_dict") else list(rows)
-    known, asked = columns or {}, look or {}
-    keys = _keys(records, known)
-    records, total = _chosen(records, keys, known, asked), len(records)
-    if len(records) < total:
-        title = f"{title} ({len(records)} of {total} rows)"
-    headers = [known[key].header if key in known else key.replace("_", " ") for key in keys]
-    cells = [[_cell(row, key, known) for row in records] for key in keys]
-    words = [not all(_is_number(row[key]) for row in records) for key in keys]
-    if asked.get("markdown"):
-        lines = [headers, [":--" if word else "--:" for word in words], *zip(*cells, strict=True)]
-        print(f"{printable(title)}\n")
-        for line in lines:
-            print("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |")
-        print()
-        return
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    width = screen_width()
-    kept = _fitting(headers, cells, width)
+    records = rows.to_dict("records") if hasattr(rows, "to_dict") else list(rows)
+    known, width = columns or {}, screen_width()
+    if most is not None and most < len(records):
+        title = f"{title} ({most} of {len(records)} rows)"
+        records = records[:most]
+    keys = _keys(records, known)
+    headers = [known[key].header if key in known else key.replace("_", " ") for key in keys]
+    cells = [[_cell(row, key, known) for row in records] for key in keys]
     table = Table(box=None, pad_edge=False, padding=(0, len(GAP), 0, 0), header_style="")
-    for i in kept:
-        whole = _least(headers[i], cells[i]) == max(map(len, [headers[i], *cells[i]]))
-        side: Any = "left" if words[i] else "right"
-        table.add_column(Text(headers[i]), justify=side, no_wrap=whole, min_width=len(headers[i]))
+    kept: list[int] = []
+    used = -len(GAP)
+    for i, (key, header) in enumerate(zip(keys, headers, strict=True)):
+        least, longest = _widths([header, *cells[i]])
+        if width is None or not kept or used + len(GAP) + least <= width:
+            kept.append(i)
+            used += len(GAP) + least
+            side: Any = "right" if all(_is_number(row[key]) for row in records) else "left"
+            whole = least == longest
+            table.add_column(Text(header), justify=side, no_wrap=whole, min_width=len(header))
     for row in zip(*(cells[i] for i in kept), strict=True):
         table.add_row(*map(Text, row))
     console = Console(width=width or ANY, color_system=None)
@@ -188,53 +184,26 @@ def show(
     if len(kept) < len(keys):
         left = [header for i, header in enumerate(headers) if i not in kept]
         told = ", ".join(left) if len(left) < ROWS else f"{len(left)} more columns"
-        say(f"(no room for: {told}; a wider terminal, --markdown or --json has them)")
+        say(f"(no room for: {told}; a wider terminal or --json has them)")
 
 
-def show_tables(run: Run, names: Iterable[str], look: Mapping[str, Any]) -> None:
-    """The stored tables of a run, whole; the flags top and sort are for the first."""
-    for i, name in enumerate(name for name in names if name in run.tables):
-        own = look if i == 0 else {"markdown": look.get("markdown")}
-        show(f"{name.replace('_', ' ')}: {run.path}", run.table(name), run.columns(name), own)
-
-
-def brief(look: Mapping[str, Any]) -> dict[str, Any]:
-    """The look of the one table at the end of a command: ROWS rows unless --top says more."""
-    return {"most": ROWS, **look}
+def show_tables(run: Run, names: Iterable[str]) -> None:
+    """The stored tables of a run, whole."""
+    for name in names:
+        if name in run.tables:
+            show(f"{name.replace('_', ' ')}: {run.path}", run.table(name), run.columns(name))
 
 
 def _keys(records: Sequence[Mapping[str, Any]], known: Mapping[str, Column]) -> list[str]:
     """Columns in the order of their place; ends of intervals stand beside their number, and cells
     with arrays stay in the run.
     """
-    found = [key for key in (records[0] if records else known) if not key.startswith("_")]
-    ends = {end for column in known.values() if column.key in found for end in column.ends or ()}
-    lists = {key for key, column in known.items() if column.kind == "list"}
+    found = list(records[0] if records else known)
+    hidden = {end for key in found if key in known for end in known[key].ends or ()}
+    hidden |= {key for key, column in known.items() if column.kind == "list"}
     places = {key: column.first for key, column in known.items() if column.first is not None}
-    shown = (key for key in found if key not in ends | lists)
+    shown = (key for key in found if key not in hidden)
     return sorted(shown, key=lambda key: places.get(key, len(found)))
-
-
-def _chosen(
-    records: list[Mapping[str, Any]],
-    keys: Sequence[str],
-    known: Mapping[str, Column],
-    asked: Mapping[str, Any],
-) -> list[Mapping[str, Any]]:
-    """Rows in the order and the number that was asked for; without a number last, either way."""
-    if asked.get("sort"):
-        name, _, way = str(asked["sort"]).partition(":")
-        names = {(known[key].header if key in known else key): key for key in keys}
-        key = name if name in keys else names.get(name)
-        if key is None or way not in ("", "up", "down"):
-            raise ValueError(
-                f"--sort: expected one of {', '.join(keys)}, with :down for the largest first, got"
-                f" {asked['sort']!r}"
-            )
-        there = [row for row in records if row[key] is not None and row[key] == row[key]]
-        rest = [row for row in records if row not in there]
-        records = sorted(there, key=lambda row: row[key], reverse=way == "down") + rest
-    return records[: asked.get("top") or asked.get("most")]
 
 
 def _is_number(value: Any) -> bool:
@@ -263,22 +232,10 @@ def screen_width() -> int | None:
         return None
 
 
-def _least(header: str, cells: Sequence[str]) -> int:
-    """The width below which a column cannot go: sentences are folded between words, others not."""
-    longest = max(map(len, [header, *cells]))
-    word = max(len(word) for cell in [header, *cells] for word in cell.split() or [""])
-    return min(longest, max(word, NARROWEST)) if longest > WIDEST else longest
-
-
-def _fitting(
-    headers: Sequence[str], cells: Sequence[Sequence[str]], width: int | None
-) -> list[int]:
-    """The columns that have room, in their order; the first always."""
-    kept: list[int] = []
-    used = -len(GAP)
-    for i, (header, column) in enumerate(zip(headers, cells, strict=True)):
-        needs = len(GAP) + _least(header, column)
-        if width is None or not kept or used + needs <= width:
-            kept.append(i)
-            used += needs
-    return kept
+def _widths(cells: Sequence[str]) -> tuple[int, int]:
+    """The width below which a column cannot go, where only sentences are folded, between words;
+    and the one it would like.
+    """
+    longest = max(map(len, cells))
+    word = max(len(word) for cell in cells for word in cell.split() or [""])
+    return (min(longest, max(word, NARROWEST)) if longest > WIDEST else longest), longest

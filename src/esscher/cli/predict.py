@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import Field
 
-from esscher.cli.options import All, Markdown, Sort, Top, given, option
+from esscher.cli.options import All, given, option
 from esscher.cli.output import (
+    ROWS,
     Json,
-    brief,
     check_device,
-    log,
+    log_files,
     number,
     path_argument,
     path_option,
@@ -92,9 +91,6 @@ def predict(
         Path | None,
         path_option("--figure", "Figure file to write (.svg, .pdf, .png); none when left out."),
     ] = None,
-    top: Top = None,
-    sort: Sort = None,
-    markdown: Markdown = False,
     everything: All = False,
     as_json: Json = False,
 ) -> None:
@@ -125,37 +121,24 @@ def predict(
     curve = exact_curve(head, measure, measure, ladder, seed=checked.seed, draws=checked.queries)
     predicted = predictions(head, measure)
     needed = _needed_tokens(curve, checked.epsilon)
+    if figure is not None:
+        save_predictions(curve, predicted, figure)
     if as_json:
         print_json(_record(checked, curve, predicted, needed))
     else:
-        for sentence in _summary(checked, curve, predicted, needed):
-            say(sentence)
-        rows = _predictions(curve, predicted)
-        title = (
-            f"predictions at n = {int(curve.n[-1]):,} (bounds on the square as their root; vacuous:"
-            " beyond 1e308)"
-        )
-        if everything:
-            show(f"{curve.origin}; relative accuracy {curve.accuracy:.0e}", _curve_rows(curve))
-            show(title, rows, None, flags)
-        else:
-            show(title, [row for row in rows if row["applies"] == "yes"], None, brief(flags))
-            say("--all prints the curve and every statement, with what those that fail need")
-    if figure is not None:
-        save_predictions(curve, predicted, figure)
-        log(f"figure: {figure}")
+        _show(checked, curve, predicted, needed, everything)
+    log_files("figure", [figure])
 
 
 def _law(found: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of the law, flags before the file."""
     law = _mapping(found, "law")
     chosen = [name for name in LAWS if name in flags]
-    if len(chosen) > 1:
-        raise ValueError(f"law: expected one of --{', --'.join(LAWS)}, got --{' --'.join(chosen)}")
+    if len(chosen) > 1 or not (law or chosen):
+        got = f"got --{' --'.join(chosen)}" if chosen else "or a YAML file"
+        raise ValueError(f"law: expected one of --{', --'.join(LAWS)} with --dim, {got}")
     if chosen:
         law["law"] = chosen[0]
-    if not law:
-        raise ValueError(f"law: expected one of --{', --'.join(LAWS)} with --dim, or a YAML file")
     if "dim" in flags:
         law["dim"] = flags["dim"]
     if "size" in flags:
@@ -169,9 +152,9 @@ def _head(found: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of the head, flags before the file."""
     head = _mapping(found, "head")
     head |= {name: flags[name] for name in ("horizon", "scale") if name in flags}
-    return (
-        head | {"kind": "random", "seed": flags.get("seed", 0)} if "random_head" in flags else head
-    )
+    if "random_head" in flags:
+        head |= {"kind": "random", "seed": flags.get("seed", 0)}
+    return head
 
 
 def _mapping(found: Mapping[str, Any], part: str) -> dict[str, Any]:
@@ -188,8 +171,8 @@ def _needed_tokens(curve: ErrorCurve, epsilon: float) -> dict[str, Any]:
     from esscher.errors.budget import asymptotic_from, tokens_needed
 
     finders: dict[str, Callable[[], int]] = {
-        "tokens_needed": partial(tokens_needed, curve, epsilon),
-        "asymptotic_from": partial(asymptotic_from, curve),
+        "tokens_needed": lambda: tokens_needed(curve, epsilon),
+        "asymptotic_from": lambda: asymptotic_from(curve),
     }
     found: dict[str, Any] = {"epsilon": epsilon}
     for name, find in finders.items():
@@ -205,42 +188,71 @@ def _record(
 ) -> dict[str, Any]:
     """The result as JSON has it."""
     of_curve = "origin kind accuracy scale n rms query_stderr pool_stderr relative q95 slope"
+    of_curve += " slope_stderr effective_tokens"
     of_prediction = "name source formula status quantity applies unmet exponent units"
-    values = [None if p.value is None else p.value(curve.n) for p in found]
-    return {
-        "spec": spec.model_dump(),
-        **{name: getattr(curve, name) for name in of_curve.split()},
-        "slope_stderr": curve.slope_stderr,
-        "effective_tokens": curve.effective_tokens,
-        **needed,
-        "predictions": [
-            {
-                **{name: getattr(p, name) for name in of_prediction.split()},
-                "value": value,
-                "vacuous": None if value is None else [abs(x) == float("inf") for x in value],
-            }
-            for p, value in zip(found, values, strict=True)
-        ],
-    }
+    predicted = []
+    for p in found:
+        value = None if p.value is None else p.value(curve.n)
+        vacuous = None if value is None else [abs(x) == float("inf") for x in value]
+        known = {name: getattr(p, name) for name in of_prediction.split()}
+        predicted.append({**known, "value": value, "vacuous": vacuous})
+    own = {name: getattr(curve, name) for name in of_curve.split()}
+    return {"spec": spec.model_dump(), **own, **needed, "predictions": predicted}
+
+
+def _show(
+    spec: PredictSpec,
+    curve: ErrorCurve,
+    found: list[Prediction],
+    needed: dict[str, Any],
+    everything: bool,
+) -> None:
+    """What the numbers say, then what theory says at the largest n."""
+    for sentence in _summary(spec, curve, found, needed):
+        say(sentence)
+    title = (
+        f"predictions at n = {int(curve.n[-1]):,} (bounds on the square as their root; vacuous:"
+        " beyond 1e308)"
+    )
+    rows = []
+    for p in found if everything else [p for p in found if p.applies]:
+        value = None if p.value is None else float(p.rms(curve.n[-1:])[0])
+        row = {
+            "name": p.name,
+            "status": p.status,
+            "value": "vacuous" if value == float("inf") else number(value),
+            "exponent": number(p.exponent),
+            "quantity": p.quantity,
+            "source": p.source,
+        }
+        if everything:
+            row["applies"] = "yes" if p.applies else "no: " + "; ".join(p.unmet)
+        rows.append(row)
+    if everything:
+        known = curve.to_frame().drop(columns=["metric", "kind"])
+        if curve.slope is not None:
+            known["slope"] = curve.slope
+        show(f"{curve.origin}; relative accuracy {curve.accuracy:.0e}", known)
+        show(title, rows)
+    else:
+        show(title, rows, None, ROWS)
+        say("--all prints the curve and every statement, with what those that fail need")
 
 
 def _summary(
     spec: PredictSpec, curve: ErrorCurve, found: list[Prediction], needed: dict[str, Any]
 ) -> Iterator[str]:
-    """What the numbers say."""
-    doubts = [
+    sources = (("drawn queries", curve.query_stderr), ("drawn pool", curve.pool_stderr))
+    doubts = "".join(
         f", +- {number(doubt[-1], '.2g')} from the {source}"
-        for source, doubt in (
-            ("drawn queries", curve.query_stderr),
-            ("drawn pool", curve.pool_stderr),
-        )
+        for source, doubt in sources
         if doubt is not None and doubt[-1] > 0
-    ]
+    )
     slope = None if curve.slope is None else curve.slope[-1]
     falls = "" if slope is None or slope != slope else f", falling like n^{slope:.3f} there"
     yield (
         f"error {number(curve.rms[-1])} at n = {int(curve.n[-1]):,}"
-        f" ({number(curve.relative[-1], '.2%')} of the limit){''.join(doubts)}{falls}"
+        f" ({number(curve.relative[-1], '.2%')} of the limit){doubts}{falls}"
     )
     tokens, start = needed["tokens_needed"], needed["asymptotic_from"]
     yield (
@@ -256,39 +268,3 @@ def _summary(
     held = [p for p in found if p.applies]
     proved = sum(p.status.startswith("proved") for p in held)
     yield f"theory: {len(held)} of {len(found)} statements apply, {proved} of them proved"
-
-
-def _predictions(curve: ErrorCurve, found: list[Prediction]) -> list[dict[str, Any]]:
-    """A row for each prediction, with its value at the largest n."""
-    rows = []
-    for p in found:
-        value = None if p.value is None else float(p.rms(curve.n[-1:])[0])
-        rows.append(
-            {
-                "name": p.name,
-                "status": p.status,
-                "value": "vacuous" if value == float("inf") else number(value),
-                "exponent": number(p.exponent),
-                "applies": "yes" if p.applies else "no: " + "; ".join(p.unmet),
-                "quantity": p.quantity,
-                "source": p.source,
-            }
-        )
-    return rows
-
-
-def _curve_rows(curve: ErrorCurve) -> list[dict[str, Any]]:
-    """A row for each n; standard errors where there are any."""
-    columns = {
-        "n": curve.n,
-        "rms": curve.rms,
-        "relative": curve.relative,
-        "slope": curve.slope,
-        "+- queries": curve.query_stderr if curve.query_stderr.any() else None,
-        "+- pool": curve.pool_stderr,
-        "+- slope": curve.slope_stderr,
-        "effective tokens": curve.effective_tokens,
-        "q95": curve.q95,
-    }
-    known = {name: values.tolist() for name, values in columns.items() if values is not None}
-    return [dict(zip(known, row, strict=True)) for row in zip(*known.values(), strict=True)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 from collections import Counter
@@ -13,31 +12,29 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from esscher.cli.options import (
+    EVERYDAY,
     MEASURED,
     MOST_WORKERS,
-    OUTPUT,
     PLACE,
     SIZE,
     TEXT,
     WINDOW,
     All,
     Dask,
-    Markdown,
-    Sort,
-    Top,
     given,
     option,
 )
 from esscher.cli.output import (
     MODEL,
+    OUT,
+    ROWS,
     Json,
-    Out,
     Report,
     as_path,
-    brief,
     log,
+    log_files,
     path_option,
-    print_json,
+    print_run,
     say,
     show,
     show_tables,
@@ -48,43 +45,50 @@ from esscher.probe.spec import FLOOR, KEYS, ProbeSpec
 if TYPE_CHECKING:
     import pandas as pd
 
-    from esscher.probe.session import Session
     from esscher.runs import Run
 
 PLACES = 7  # digits of the number of a layer, a head or a token
 MOST_THREADS = 8  # of one process: more of them wait for each other
 PERCENT = "10"  # error that the summary speaks of
 TABLES = ("heads", "budget", "layers", "agreement", "about")
-HEADS = [
-    "layer",
-    "head",
-    "regime",
-    "tokens_needed_10pct",
-    "beta_fit",
-    "effective_tokens",
-    "coupling",
-]
+HEADS = ["layer", "head", "regime", "tokens_needed_10pct", "beta_fit", "effective_tokens"]
 RULES = ["rule", "chosen", "ratio", "worst_head", "worst", "worst_layer"]
 
 
 def probe(
     model: Annotated[str | None, typer.Argument(help=MODEL)] = None,
-    text: Annotated[list[str] | None, option(CorpusSpec, "text", TEXT)] = None,
+    text: Annotated[list[str] | None, option(CorpusSpec, "text", EVERYDAY)] = None,
+    max_tokens: Annotated[
+        int | None, option(CorpusSpec, "max_tokens", EVERYDAY, default="16384, 0 takes all")
+    ] = None,
+    window: Annotated[int | None, option(ProbeSpec, "window", EVERYDAY, default=WINDOW)] = None,
+    layers: Annotated[str | None, option(ProbeSpec, "layers", EVERYDAY)] = None,
+    heads: Annotated[str | None, option(ProbeSpec, "heads", EVERYDAY)] = None,
+    pool: Annotated[str | None, option(ProbeSpec, "pool", EVERYDAY)] = None,
+    rules: Annotated[
+        list[str] | None, option(ProbeSpec, "rules", EVERYDAY, default="ten of them")
+    ] = None,
+    out: Annotated[Path | None, path_option("--out", OUT, EVERYDAY)] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="Number of local processes (default: this process, one thread per core).",
+            min=1,
+            max=MOST_WORKERS,
+            rich_help_panel=EVERYDAY,
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Print time and memory, and stop.", rich_help_panel=EVERYDAY
+        ),
+    ] = False,
     dataset: Annotated[str | None, option(CorpusSpec, "dataset", TEXT)] = None,
     split: Annotated[str | None, option(CorpusSpec, "split", TEXT)] = None,
     field: Annotated[str | None, option(CorpusSpec, "field", TEXT)] = None,
     packaged: Annotated[str | None, option(CorpusSpec, "packaged", TEXT)] = None,
     encoding: Annotated[str | None, option(CorpusSpec, "encoding", TEXT)] = None,
-    separate: Annotated[
-        bool,
-        typer.Option("--separate", help="Let no window cross documents.", rich_help_panel=TEXT),
-    ] = False,
-    layers: Annotated[str | None, option(ProbeSpec, "layers", MEASURED)] = None,
-    heads: Annotated[str | None, option(ProbeSpec, "heads", MEASURED)] = None,
-    pool: Annotated[str | None, option(ProbeSpec, "pool", MEASURED)] = None,
-    rules: Annotated[
-        list[str] | None, option(ProbeSpec, "rules", MEASURED, default="ten of them")
-    ] = None,
     epsilons: Annotated[
         list[float] | None, option(ProbeSpec, "epsilons", MEASURED, "--epsilon", "0.05, 0.1, 0.2")
     ] = None,
@@ -94,43 +98,21 @@ def probe(
     temperature: Annotated[str | None, option(ProbeSpec, "temperature", MEASURED)] = None,
     planted: Annotated[int | None, option(ProbeSpec, "planted", MEASURED)] = None,
     special: Annotated[bool, option(ProbeSpec, "special", MEASURED)] = False,
-    max_tokens: Annotated[
-        int | None, option(CorpusSpec, "max_tokens", SIZE, default="16384, 0 takes all")
-    ] = None,
-    window: Annotated[int | None, option(ProbeSpec, "window", SIZE, default=WINDOW)] = None,
     queries: Annotated[int | None, option(ProbeSpec, "queries", SIZE)] = None,
     kept_queries: Annotated[int | None, option(ProbeSpec, "kept_queries", SIZE)] = None,
-    limit: Annotated[int | None, option(CorpusSpec, "limit", SIZE)] = None,
     positions: Annotated[
         str | None, option(ProbeSpec, "positions", SIZE, default="at each quarter")
     ] = None,
     observe: Annotated[int | None, option(ProbeSpec, "observe", SIZE)] = None,
     decode: Annotated[int | None, option(ProbeSpec, "decode", SIZE)] = None,
     n: Annotated[str | None, option(ProbeSpec, "n", SIZE)] = None,
-    moments_n: Annotated[str | None, option(ProbeSpec, "moments_n", SIZE)] = None,
     part: Annotated[int | None, option(ProbeSpec, "part", SIZE)] = None,
-    out: Out = None,
     everything: All = False,
     as_json: Json = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Print time and memory, and stop.", rich_help_panel=OUTPUT),
-    ] = False,
     report: Report = True,
-    top: Top = None,
-    sort: Sort = None,
-    markdown: Markdown = False,
     config: Annotated[
-        Path | None, path_option("--config", "YAML file of these settings; flags override it.")
-    ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            help="Number of local processes (default: this process, one thread per core).",
-            min=1,
-            max=MOST_WORKERS,
-            rich_help_panel=PLACE,
-        ),
+        Path | None,
+        path_option("--config", "YAML file of these and all other settings; flags override it."),
     ] = None,
     dask: Dask = None,
     threads: Annotated[
@@ -153,19 +135,14 @@ def probe(
     from esscher.runs.progress import cores
     from esscher.runs.run import refuse_foreign
 
-    fields = read_flags(flags)
-    where: dict[str, Any] = {"workers": workers or 1, "dask": dask}
+    fields = _read_flags(flags)
     if workers is None and dask is None:  # threads beat processes here, and share one model
         fields.setdefault("threads", min(cores(), MOST_THREADS))
-    if out is not None and not dry_run:
-        refuse_foreign(out)
-    if "-" in fields["corpus"].get("text", ()) and not dry_run:
-        out = _keep_stdin(fields["corpus"], out)
     spec = ProbeSpec.read(fields)
     if dry_run:
-        check_text(spec.corpus)
         from esscher.cli.describe import describe_run
 
+        check_text(spec.corpus)
         return describe_run(spec, as_json)
     if out is not None:
         refuse_foreign(out, spec, LEFT_OPEN)
@@ -173,14 +150,19 @@ def probe(
         log(f"reading {as_read(spec.model)} and the text")
     context = open_probe(spec)
     path = out if out is not None else run_folder(context)
-    log(f"{context.loaded.name}: {len(context.layers)} layers, {_pool(context)}; run {path}")
+    keys = f"{context.keys} keys of the corpus"
+    if context.spec.pool == "sequence":
+        keys = f"their own contexts in windows of {context.windows.length} tokens"
+    counts = f"{len(context.layers)} layers, {len(context.queries)} queries"
+    log(f"{context.loaded.name}: {counts} over {keys}; run {path}")
     if (few := too_few_keys(context)) is not None:
         log(f"note: {few}")
-    run = execute(context.spec, path, **where, progress=terminal(), opened=context)
+    where: dict[str, Any] = {"workers": workers or 1, "dask": dask, "progress": terminal()}
+    run = execute(context.spec, path, **where, opened=context)
     end_probe(run, as_json, flags)
 
 
-def read_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
+def _read_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of the spec: flags before the file --config, the file before the defaults."""
     from esscher.hf.checkpoint import written
     from esscher.runs.spec import read_mapping
@@ -199,9 +181,7 @@ def read_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
         if name in own:
             own[name] = place_numbers(own[name], f"--{name}")
     if "text" in corpus:
-        corpus["text"] = [name if name == "-" else absolute(name) for name in corpus["text"]]
-    if "separate" in flags:
-        corpus["documents"] = "separate"
+        corpus["text"] = [absolute(name) for name in corpus["text"]]
     if (most := corpus.get("max_tokens")) is not None and most <= 0:
         if most < 0:
             raise ValueError(f"--max-tokens: expected a whole number from 0 (all) on, got {most}")
@@ -216,52 +196,17 @@ def absolute(name: str) -> str:
 
 def place_numbers(text: str, flag: str) -> list[int]:
     """0,2-4 as [0, 2, 3, 4]."""
-
-    def usable(part: str) -> bool:
-        return part.isascii() and part.isdigit() and len(part) <= PLACES
-
     found: list[int] = []
     for piece in text.split(","):
         first, dash, last = piece.strip().partition("-")
-        if not usable(first) or (dash and (not usable(last) or int(last) < int(first))):
+        ends = [first, last if dash else first]
+        usable = all(end.isascii() and end.isdigit() and len(end) <= PLACES for end in ends)
+        if not usable or int(ends[1]) < int(ends[0]):
             raise ValueError(
                 f"{flag}: expected numbers such as 0,2-4, below {10**PLACES}, got {text!r}"
             )
-        found += range(int(first), int(last if dash else first) + 1)
+        found += range(int(ends[0]), int(ends[1]) + 1)
     return found
-
-
-def _keep_stdin(corpus: dict[str, Any], out: Path | None) -> Path:
-    """Write what came on stdin into the run's folder, since a run may need it again; its folder."""
-    from esscher.runs.store import write_durable
-
-    data = sys.stdin.buffer.read()
-    if not data.strip():
-        raise ValueError("--text -: standard input is empty; pipe text into the command")
-    digest = hashlib.sha256(data).hexdigest()
-    folder = out if out is not None else Path("runs") / f"stdin-{digest[:8]}"
-    folder.mkdir(parents=True, exist_ok=True)
-    # hidden: a run begins in an empty folder; other text is another spec
-    path = folder / f".stdin-{digest[:16]}.txt"
-    write_durable(path, data)
-    corpus["text"] = [str(path.absolute()) if name == "-" else name for name in corpus["text"]]
-    return folder
-
-
-def _pool(context: Session) -> str:
-    """Which keys queries meet, and how many."""
-    import numpy as np
-
-    queries = f"{len(context.queries)} queries"
-    if context.spec.pool == "corpus":
-        return f"{queries} over {context.keys} keys of the corpus"
-    seen = np.concatenate([context.seen_keys(layer) for layer in context.layers])
-    keys = f"{seen.min()} to {seen.max()} keys" if seen.min() < seen.max() else f"{seen.max()} keys"
-    windows = len(np.unique(context.queries.windows))
-    return (
-        f"{queries}, each over all it attends to in its own window: {keys}, {windows} windows of"
-        f" {context.windows.length}"
-    )
 
 
 # ---- The end of a probe.
@@ -276,26 +221,40 @@ def end_probe(run: Run, as_json: bool, flags: Mapping[str, Any] | None = None) -
     check_measured(run)
     page = write_report([run]) if flags.get("report") else None
     if as_json:
-        tables = {name: run.table(name).to_dict("records") for name in TABLES if name in run.tables}
-        about = {"run": str(run.path), "report": None if page is None else str(page)}
-        return print_json({**about, "spec": run.spec, **tables})
+        return print_run(run, TABLES, report=None if page is None else str(page))
     for sentence in _summary(run):
         say(sentence)
+    rules = _rules(run) if "frontier" in run.tables else None
     if flags.get("everything"):
-        show_tables(run, TABLES, flags)
+        show_tables(run, TABLES)
+    elif rules is not None:
+        title = "share of the cache for an error of 10 %, best split between heads"
+        show(title, rules[RULES], run.columns("budget"), ROWS)
     else:
-        title, rows, columns = _short_table(run)
-        show(title, rows, columns, brief(flags))
-    say(f"Next: {_next(run)}")
-    _log_failures(run.table("heads"))
-    if page is not None:
-        log(f"report: {page}")
+        columns = run.columns("heads")
+        ends = [end for key in HEADS for end in columns[key].ends or ()]
+        show("most demanding heads", _ranked(run)[::-1][HEADS + ends], columns, ROWS)
+    say(f"Next: {_next(run, rules)}")
+    heads = run.table("heads")
+    notes = heads[heads["reason"] != ""].groupby(["status", "reason"], sort=False).size()
+    for (status, reason), count in notes.items():
+        log(f"{count} of {len(heads)} heads: {'' if status == 'ok' else f'{status}, '}{reason}")
+    log_files("report", [page])
+
+
+def _ranked(run: Run) -> pd.DataFrame:
+    """Measured heads from the least to the most demanding."""
+    from esscher.report.words import need_column, ranked_heads
+
+    heads = run.table("heads")
+    ranked: pd.DataFrame = ranked_heads(heads, need_column(heads, PERCENT))
+    return ranked
 
 
 def _summary(run: Run) -> Iterator[str]:
     """What was measured, and which heads need most and least."""
     from esscher.probe.session import measured_part
-    from esscher.report.words import need, need_column, ranked_heads
+    from esscher.report.words import need
 
     heads, about = run.table("heads"), run.table("about").iloc[0]
     measured, own = heads[heads["status"] == "ok"], about["pool"] == "sequence"
@@ -306,7 +265,7 @@ def _summary(run: Run) -> Iterator[str]:
         f"{about['model']} on {about['text']}: {measured_part(run)} ({told}); outputs match the"
         f" model to {difference:.0e}."
     )
-    rows = ranked_heads(measured, need_column(measured, PERCENT)).to_dict("records")
+    rows = _ranked(run).to_dict("records")
     if rows:
         most, least = (
             f"{row['layer']}.{row['head']} ({need(row, PERCENT, own=own)})"
@@ -315,44 +274,19 @@ def _summary(run: Run) -> Iterator[str]:
         yield f"Most needed for an error of {PERCENT} %: {most}; least: {least}."
 
 
-def _short_table(run: Run) -> tuple[str, pd.DataFrame, Any]:
-    """Keep rules by the share of the cache they need; without rules the most demanding heads."""
-    from esscher.report.words import need_column, ranked_heads
-
-    if "frontier" in run.tables:
-        return "share of the cache for an error of 10 %, best split between heads", *_rules(run)
-    heads = run.table("heads")
-    order = ranked_heads(heads, need_column(heads, PERCENT))[::-1]
-    ends = [end for key in HEADS for end in run.columns("heads")[key].ends or ()]
-    return "most demanding heads", order[HEADS + ends], run.columns("heads")
-
-
-def _rules(run: Run) -> tuple[pd.DataFrame, Any]:
+def _rules(run: Run) -> pd.DataFrame:
     """Totals of the rules at an error of 10 % in their best split, the smallest cache first."""
     totals = run.table("budget")
     best = totals[(totals["epsilon"] == 0.1) & (totals["split"] == "best split")]
     best = best[best["rule"] != FLOOR].sort_values(["chosen", "ratio"], ascending=[False, True])
-    return best[RULES], run.columns("budget")
+    return best
 
 
-def _next(run: Run) -> str:
+def _next(run: Run, rules: pd.DataFrame | None) -> str:
     """The command to type next."""
-    if "frontier" in run.tables:
-        rules = _rules(run)[0]
-        once = rules[rules["chosen"] == "once"]
-        if len(once):
-            return f"esscher budget {run.path} --rule {once['rule'].iloc[0]}"
-        return f"esscher budget {run.path}"
+    if rules is not None:
+        once = rules.loc[rules["chosen"] == "once", "rule"]
+        return f"esscher budget {run.path}" + (f" --rule {once.iloc[0]}" if len(once) else "")
     if run.spec.get("pool") == "sequence":
         return "leave --rules none out, to compare keep rules"
     return "esscher probe --pool sequence, for the keys that each query needs of its own context"
-
-
-def _log_failures(heads: pd.DataFrame) -> None:
-    """Why heads were not measured, and what was left out of those that were."""
-    fine = heads["status"] == "ok"
-    notes = heads.loc[fine & (heads["reason"] != ""), "reason"].value_counts(sort=False)
-    for note, count in notes.items():
-        log(f"{count} of {len(heads)} heads: {note}")
-    for row in heads[~fine].to_dict("records"):
-        log(f"layer {row['layer']} head {row['head']}: {row['status']}, {row['reason']}")

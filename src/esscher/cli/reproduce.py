@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from esscher.cli.options import Dask, Markdown, Sort, Top, Workers, given
-from esscher.cli.output import Json, Out, log, number, print_json, show
+from esscher.cli.options import Dask, Workers
+from esscher.cli.output import Json, Out, log, log_files, number, print_json, print_run, show
 
 if TYPE_CHECKING:
     from esscher.papers.claim import Scale
@@ -33,9 +33,6 @@ def reproduce(
     workers: Workers = 1,
     dask: Dask = None,
     out: Out = None,
-    top: Top = None,
-    sort: Sort = None,
-    markdown: Markdown = False,
     as_json: Json = False,
 ) -> None:
     """Test what the papers claim, and what we do: verdict, effect with its interval, and why.
@@ -46,7 +43,6 @@ def reproduce(
 
     Example: esscher reproduce b-1-sub-parametric s-17-limit --quick
     """
-    look = given({"top": top, "sort": sort, "markdown": markdown})
     from esscher.papers.judge import all_claims, find_claim, judge
     from esscher.report.reproduce import write_verdicts
     from esscher.runs import terminal
@@ -62,7 +58,7 @@ def reproduce(
         said = [claim.described() for claim in tested]
         rows = [{key: one[key] for key in ("id", "statement", "source")} for one in said]
         title = "claims: esscher reproduce ID"
-        return print_json(said) if as_json else show(title, rows, look=look)
+        return print_json(said) if as_json else show(title, rows)
     scale: Scale = "full" if full else "quick"
     folder = out or Path("runs") / (f"reproduce-{scale}" + (f"-seed{seed}" if seed else ""))
     log(
@@ -76,35 +72,24 @@ def reproduce(
     records = [record for record in content["claims"] if record["id"] in ids]
     if as_json:
         return print_json({**content, "claims": records})
-    rows = [
-        {
-            "claim": record["id"],
-            "verdict": record["verdict"],
-            "effect": f"{record['effect']} {_interval(record)}".strip(),
-            "why": record["reason"],
-        }
-        for record in records
-    ]
-    show(str(folder), rows, look=look)
-    log(f"page: {page}")
+    rows = []
+    for record in records:
+        value, low, high = (number(record[key], ".3g") for key in ("value", "low", "high"))
+        interval = "" if low == high else f" [{low}, {high}]"
+        effect = record["effect"] if record["value"] is None else f"{record['effect']} {value}"
+        row = {"claim": record["id"], "verdict": record["verdict"], "effect": effect + interval}
+        rows.append(row | {"why": record["reason"]})
+    show(str(folder), rows)
+    log_files("page", [page])
 
 
 def end_evidence(run: Run, as_json: bool) -> None:
     """A run of one claim that was resumed: its rows; ``esscher reproduce`` decides by them."""
     if as_json:
-        rows = run.table("evidence").to_dict("records")
-        print_json({"run": str(run.path), "spec": run.spec, "evidence": rows})
-    else:
-        claim = run.spec["claim"]
-        log(f"evidence for claim {claim}; esscher reproduce {claim} decides by it")
+        return print_run(run, ["evidence"])
+    claim = run.spec["claim"]
+    log(f"evidence for claim {claim}; esscher reproduce {claim} decides by it")
 
 
 def _tell(record: Mapping[str, Any]) -> None:
     log(f"{record['id']}: {record['verdict']} ({record['seconds']:.0f} s): {record['reason']}")
-
-
-def _interval(record: Mapping[str, Any]) -> str:
-    if record["value"] is None:
-        return ""
-    low, high = (number(record[end], ".3g") for end in ("low", "high"))
-    return number(record["value"], ".3g") + ("" if low == high else f" [{low}, {high}]")

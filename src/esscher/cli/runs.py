@@ -13,6 +13,7 @@ from esscher.cli.output import (
     Json,
     as_formats,
     log,
+    log_files,
     path_argument,
     path_option,
     print_json,
@@ -98,15 +99,10 @@ def report(
     ] = None,
     figures: Annotated[
         str,
-        typer.Option(help=f"Figure files too: {', '.join(FORMATS)}, separated by commas."),
+        typer.Option(
+            help=f"Figure files too, in figures of each run: {', '.join(FORMATS)}, with commas."
+        ),
     ] = "",
-    figures_out: Annotated[
-        Path | None,
-        path_option("--figures-out", "Folder of the figures; figures in the run when left out."),
-    ] = None,
-    show_it: Annotated[
-        str, typer.Option("--open", help="With yes the page opens in a browser.")
-    ] = "no",
     as_json: Json = False,
 ) -> None:
     """Write runs as one HTML page that works offline; several are set side by side.
@@ -119,32 +115,19 @@ def report(
     from esscher.report.reproduce import write_verdicts
     from esscher.runs import load_run
 
-    if show_it not in ("yes", "no"):
-        raise ValueError(f"--open: expected yes or no, got {show_it!r}")
+    formats = as_formats(figures)
     written: list[Path] = []
     if len(runs) == 1 and (verdicts := read_verdicts(runs[0])) is not None:
         page = write_verdicts(runs[0], verdicts, out)
     else:
         loaded = [load_run(path) for path in runs]
-        formats = as_formats(figures)
-        if formats and figures_out is not None:
-            figures_out.mkdir(parents=True, exist_ok=True)
         page = write_report(loaded, out)
         for run in loaded if formats else []:
-            folder = run.path / "figures"
-            if figures_out is not None:
-                folder = figures_out / run.path.name if len(loaded) > 1 else figures_out
-            written += save_figures(run, formats, folder)
+            written += save_figures(run, formats, run.path / "figures")
     if as_json:
-        print_json({"page": str(page), "figures": [str(file) for file in written]})
-    else:
-        log(f"page: {page}")
-        for file in written:
-            log(f"figure: {file}")
-    if show_it == "yes":
-        import webbrowser
-
-        webbrowser.open(page.resolve().as_uri())
+        return print_json({"page": str(page), "figures": [str(file) for file in written]})
+    log_files("page", [page])
+    log_files("figure", written)
 
 
 def export(
@@ -166,10 +149,9 @@ def export(
         raise ValueError(f"--to: expected one of {', '.join(ENDINGS)}, got {to!r}")
     files = [str(file) for file in export_run(run, to=to, out=out, overwrite=overwrite)]
     if as_json:
-        print_json(files)
-    else:
-        for file in files:
-            log(file)
+        return print_json(files)
+    for file in files:
+        log(file)
 
 
 def cite(

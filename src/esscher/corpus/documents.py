@@ -1,5 +1,5 @@
-"""Documents out of files, folders, standard input, datasets by name, and text that is on every
-machine. What cannot be read is a ValueError of one line.
+"""Documents out of files, folders, datasets by name, and text that is on every machine. What cannot
+be read is a ValueError of one line.
 """
 
 from __future__ import annotations
@@ -82,8 +82,7 @@ def read_pieces(spec: CorpusSpec) -> Iterator[Piece]:
 def check_text(spec: CorpusSpec) -> None:
     """Refuse files and folders that are missing, empty or no text, by the first block of each."""
     for name in spec.text:
-        if name != "-":
-            next(_source(spec.model_copy(update={"text": (name,)})), None)
+        next(_source(spec.model_copy(update={"text": (name,)})), None)
 
 
 def _source(spec: CorpusSpec) -> Iterator[Piece]:
@@ -92,11 +91,8 @@ def _source(spec: CorpusSpec) -> Iterator[Piece]:
     elif spec.packaged is not None:
         yield from ((True, text) for text in packaged_documents(spec.packaged))
     for name in spec.text:
-        if name == "-":
-            yield from _stdin(spec.encoding, spec.field)
-        elif not name or "\0" in name:
-            advice = "give a file, a directory or '-'"
-            raise _bad("text", "the name of a file", repr(name), advice)
+        if not name or "\0" in name:
+            raise _bad("text", "the name of a file", repr(name), "give a file or a directory")
         elif os.path.isdir(name):
             for path in _folder_files(Path(name), tables=spec.field is not None):
                 yield from _file(path, spec.encoding, spec.field, listed=True)
@@ -153,20 +149,9 @@ def _file(path: Path, encoding: str, field: str | None, *, listed: bool = False)
                     )
                 yield from _plain(text, name, must=not listed)
     except OSError as cause:
-        advice = "pipe it into '-' instead" if "pipe" in str(cause) else "give a readable text file"
-        raise ValueError(f"{name}: cannot be read: {cause.strerror or cause}; {advice}") from cause
-
-
-def _stdin(encoding: str, field: str | None) -> Iterator[Piece]:
-    """Standard input: one document, or JSON Lines when a field is asked for."""
-    name, stream = "standard input", getattr(sys.stdin, "buffer", None)
-    if stream is None or stream.closed:
-        raise ValueError(f"{name}: it is closed; give a file, or pipe text into '-'")
-    with _decoded(stream, name, encoding) as text:
-        if field is None:
-            yield from _plain(text, name, must=True)
-        else:
-            yield from _texts(_json(text, name), field)
+        raise ValueError(
+            f"{name}: cannot be read: {cause.strerror or cause}; give a readable text file"
+        ) from cause
 
 
 @contextlib.contextmanager

@@ -13,9 +13,7 @@ from esscher.runs.spec import Plain
 class CorpusSpec(Plain):
     """A corpus: one source (files, a dataset or packaged text), how much of it, how it is cut."""
 
-    text: tuple[str, ...] = Field(
-        default=(), description="file or folder of text, or - for stdin; may be repeated"
-    )
+    text: tuple[str, ...] = Field(default=(), description="file or folder of text; may be repeated")
     dataset: str | None = Field(
         default=None, description="Hugging Face dataset, name or name:config, streamed"
     )
@@ -26,7 +24,7 @@ class CorpusSpec(Plain):
     packaged: Literal["prose", "code", "legal"] | None = Field(
         default=None, description="text that needs no file: prose, code or legal"
     )
-    encoding: str = Field(default="utf-8", description="encoding of text files and of stdin")
+    encoding: str = Field(default="utf-8", description="encoding of text files")
     limit: PositiveInt | None = Field(default=None, description="documents at most")
     max_tokens: PositiveInt | None = Field(default=None, description="tokens of text at most")
     documents: Literal["joined", "separate"] = Field(
@@ -68,10 +66,6 @@ class CorpusSpec(Plain):
         if self.packaged and self.field is not None:
             raise ValueError(
                 f"field '{self.field}' was asked for, but packaged text has no fields; leave it out"
-            )
-        if self.text.count("-") > 1:
-            raise ValueError(
-                "text: standard input '-' can be read once, got it twice; leave one out"
             )
         return self
 

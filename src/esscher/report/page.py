@@ -16,9 +16,8 @@ import matplotlib
 
 from esscher.report.probe import atlas
 from esscher.report.style import PALETTE, SCALE, WORDS
-from esscher.report.words import columns_of, safe_json
+from esscher.report.words import safe_json
 from esscher.runs import Run, load_run
-from esscher.runs.columns import columns_of as declared_columns
 from esscher.runs.store import PAGE, check_output, write_durable
 
 _SOURCES = Path(__file__).parent / "page"
@@ -47,17 +46,14 @@ def content_of(run: Run) -> dict[str, Any]:
     return sweep(run) if job == "converge" else tables_page(run)
 
 
-def render_page(runs: Sequence[Run], ranks: Any | None = None) -> str:
-    """The page of one run, or of several side by side; ``ranks``: an Arrow table of how their heads
-    compare (``esscher compare``).
-    """
+def render_page(runs: Sequence[Run]) -> str:
+    """The page of one run, or of several side by side."""
     if not runs:
         raise ValueError("runs: expected at least one run, got none")
-    compared = {} if ranks is None else _ranks(ranks, runs[0])
-    return render_content([content_of(run) for run in runs], compared)
+    return render_content([content_of(run) for run in runs])
 
 
-def render_content(contents: Sequence[dict[str, Any]], ranks: dict[str, Any] | None = None) -> str:
+def render_content(contents: Sequence[dict[str, Any]]) -> str:
     """The page of contents that are described already."""
     colors = matplotlib.colormaps[SCALE]
     scale = [[round(255 * part) for part in colors(i / (_STOPS - 1))[:3]] for i in range(_STOPS)]
@@ -72,7 +68,6 @@ def render_content(contents: Sequence[dict[str, Any]], ranks: dict[str, Any] | N
         data=safe_json(
             {
                 "runs": contents,
-                "ranks": ranks or {},
                 "scale": scale,
                 "palette": PALETTE,
                 "words": WORDS,
@@ -85,9 +80,7 @@ def render_content(contents: Sequence[dict[str, Any]], ranks: dict[str, Any] | N
     )
 
 
-def write_report(
-    runs: Sequence[Any], out: str | os.PathLike[str] | None = None, ranks: Any | None = None
-) -> Path:
+def write_report(runs: Sequence[Any], out: str | os.PathLike[str] | None = None) -> Path:
     """Write the page of one or several runs (objects or folders), by default into the first run,
     and return its path.
     """
@@ -98,22 +91,11 @@ def write_report(
     if path.is_dir():
         raise ValueError(f"out: expected a file name such as report.html, got the folder {path}")
     check_output(path)
-    text = render_page(loaded, ranks)
+    text = render_page(loaded)
     path.parent.mkdir(parents=True, exist_ok=True)
     # a reader of the old page never sees half of the new one
     write_durable(path, text.encode("utf-8", "backslashreplace"))
     return path
-
-
-def _ranks(table: Any, run: Run) -> dict[str, Any]:
-    """How ranks of heads agree between runs, as a table of the page."""
-    columns = [
-        {"key": key, "label": column.label, "help": column.help}
-        for key, column in declared_columns(table.schema).items()
-    ]
-    known, rows = run.columns("heads"), columns_of(table.to_pandas())
-    rows["measure"] = [known[key].label if key in known else key for key in rows["measure"]]
-    return {"columns": columns, "rows": rows, "count": table.num_rows}
 
 
 def _source(name: str) -> str:

@@ -10,14 +10,12 @@ function compareOf(atlases) {
     box.replaceChildren(mountChart({ ...profileChart(atlases, key, !related), title: "Over depth" }), ...pairCharts(atlases, key));
   }
   show();
-  const ranks = DATA.ranks && DATA.ranks.count ? el("div", {}, el("h3", {}, "Ranks of heads between texts"),
-    dataTable({ ...DATA.ranks, total: DATA.ranks.count, file: fileName("csv", "domains", "ranks"), link: null })) : null;
   const notes = [];
   if (!related) notes.push("These are different models: head 3 of one has nothing to do with head 3 of another, so no heads are paired across models.");
   if (atlases.some((atlas) => atlas.identity.pool !== atlases[0].identity.pool)) notes.push("The pools differ in kind or size: exponents and errors at a fixed n compare, while effective tokens and shares of the pool go with the number of keys.");
   return section("compare", "Side by side", factsOf(atlases), notes.map((note) => el("p", { class: "warning" }, note)),
     el("div", { class: "row" }, medians(atlases, common), el("div", {}, budgetsOf(atlases), regimesSideBySide(atlases))),
-    el("div", { class: "controls" }, menu("shown", common.map((metric) => [metric.key, metric.label]), key, (value) => { key = value; show(); })), box, ranks);
+    el("div", { class: "controls" }, menu("shown", common.map((metric) => [metric.key, metric.label]), key, (value) => { key = value; show(); })), box);
 }
 
 function sameModel(a, b) {
