@@ -344,7 +344,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ("--rules topk", "rules: they are of a query's own context; use --pool sequence"),
         (
             "--pool sequence --n 16 --planted 64",
-            "planted: expected a position that every query sees, got 64; in layer 1 ",
+            "planted: expected a position that every query sees, got 64; use 0 to ",
         ),
         ("--planted 0", "planted: a key has a place in a query's own context; use --pool sequence"),
         ("--planted -1", "planted"),

@@ -61,7 +61,6 @@ def test_objects_folders_strings_and_paths_agree(
     assert set(runs[0].tables) >= {
         "heads",
         "curves",
-        "scores",
         "tails",
         "layers",
         "budget",
@@ -227,7 +226,7 @@ def test_scores_wider_than_the_grid_are_measured_where_keys_are_held(tmp_path: P
     assert row["score_sd"] == pytest.approx(np.median(scores.std(1, correction=0)), rel=1e-4)
     assert row["share_frozen"] == 1
     assert row["regime"] in ("frozen", "sink-dominated")
-    assert run.table("scores").query("head == 1")["density"].notna().all()
+    assert run.table("tails").query("head == 1")["survival"].notna().all()
 
 
 def test_a_head_whose_values_are_zero(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ from esscher.probe.session import Session, open_session
 from esscher.probe.spec import ProbeSpec
 from esscher.probe.statistic import LayerInfo, LayerMoments, Rows
 from esscher.probe.statistics import STATISTICS
-from esscher.tails import moments as token_moments
 from tests.models.probe_runs import captured_layers, few_texts, tiny_model
 from tests.models.tiny import inputs_of, model_of
 
@@ -85,7 +84,7 @@ def test_parts_of_the_corpus_merge_to_one_pass(
     merged = joined(parts, stored=stored)
     assert len(parts.parts) == 3
     for name in ("hidden", "q", "k", "v"):
-        a, b = (token_moments.finish(getattr(state.moments, name)) for state in (merged, whole))
+        a, b = (getattr(state.moments, name) for state in (merged, whole))
         torch.testing.assert_close(a.cov, b.cov, rtol=1e-6, atol=1e-9)
         torch.testing.assert_close(a.mean, b.mean, rtol=1e-6, atol=1e-9)
     assert_same_tables(tables_of(parts, merged), tables_of(llama, whole), 1e-5)
@@ -122,7 +121,7 @@ def test_moments_are_those_of_the_pooled_tokens(llama: Session, whole: LayerStat
             [getattr(c, name)[0][:, torch.from_numpy(llama.pooled[w])] for w, c in enumerate(seen)],
             dim=1,
         ).double()
-        found = token_moments.finish(getattr(whole.moments, letter))
+        found = getattr(whole.moments, letter)
         centred = rows - rows.mean(1, keepdim=True)
         torch.testing.assert_close(
             found.cov, centred.transpose(1, 2) @ centred / rows.shape[1], rtol=1e-5, atol=1e-8
@@ -163,7 +162,7 @@ def test_reach_is_that_of_queries_and_keys_together(
         assert set(table["token_space"]) == {"query-key"}
         np.testing.assert_allclose(table["reach"], truth, rtol=1e-5)
         np.testing.assert_allclose(table["coupling"], truth * table["horizon"] ** 2, rtol=1e-5)
-    blocks = [token_moments.finish(getattr(one.moments, letter)).cov for letter in ("q", "k")]
+    blocks = [getattr(one.moments, letter).cov for letter in ("q", "k")]
     apart = [
         max(
             float(torch.linalg.matrix_norm(x, 2))

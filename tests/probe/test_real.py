@@ -264,7 +264,6 @@ def test_tables_have_the_columns_of_the_contract(real_run: Run) -> None:
         "heads",
         "layers",
         "looks",
-        "scores",
         "tails",
     }
     assert set(real_run.tables) == tables

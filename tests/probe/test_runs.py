@@ -88,7 +88,7 @@ def test_parts_of_a_corpus_give_the_tables_of_one_pass(tmp_path: Path) -> None:
     close(*(frame.drop(columns=rounded) for frame in heads), rtol=2e-5)
     for name in rounded:
         np.testing.assert_allclose(heads[0][name], heads[1][name], rtol=1e-4, atol=1)
-    for name in ("curves", "scores", "tails", "layers"):
+    for name in ("curves", "tails", "layers"):
         close(whole.table(name), parts.table(name), rtol=1e-4)
     close(
         whole.table("budget"),

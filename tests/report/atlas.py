@@ -161,7 +161,7 @@ def atlas_tables(layers: int, heads: int, *, failed: float = 0.0, seed: int = 0)
     pictures look real.
     """
     generator = np.random.default_rng(seed)
-    rows, curves, scores, tails = [], [], [], []
+    rows, curves, tails = [], [], []
     for layer in range(layers):
         for head in range(heads):
             if generator.random() < failed:
@@ -178,7 +178,6 @@ def atlas_tables(layers: int, heads: int, *, failed: float = 0.0, seed: int = 0)
             row = _head(layer, head, layers, generator)
             rows.append(row)
             curves += _curves(row, generator, moments=layer == 0)
-            scores.append(_scores(row, generator))
             tails.append(_tails(row))
         if curves:
             curves.append(
@@ -196,7 +195,6 @@ def atlas_tables(layers: int, heads: int, *, failed: float = 0.0, seed: int = 0)
     if curves:
         found |= {
             "curves": _joined(curves),
-            "scores": _joined(scores),
             "tails": _joined(tails),
             "budget": _budget(frame),
         }
@@ -415,19 +413,6 @@ def _curve(
         "q95": 2.2 * rms if kind == "exact" else np.nan,
         "local_slope": slope,
         "sampling": sampling,
-    }
-
-
-def _scores(row: dict[str, Any], generator: np.random.Generator) -> Columns:
-    z = np.linspace(-6, 6, 61)
-    gaussian = np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
-    density = gaussian * (1 + 0.1 * np.tanh(z) * generator.normal(1.0, 0.3, z.size))
-    return {
-        "layer": row["layer"],
-        "head": row["head"],
-        "z": z,
-        "density": density,
-        "gaussian": gaussian,
     }
 
 

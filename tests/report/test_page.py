@@ -131,7 +131,6 @@ def test_a_click_opens_the_head_and_its_link_opens_the_same(visit: Visit, atlas_
     assert titles == [
         "Error against the limit",
         "Local exponent",
-        "Scores against their Gaussian",
         "Tail of the scores",
     ]
     linked = visit(atlas_page, "#L3H5")

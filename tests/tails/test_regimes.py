@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from esscher.tails.regimes import LABELS, SIGNATURES, HeadEvidence, classify, share_frozen
+from esscher.tails.regimes import LABELS, SIGNATURES, HeadEvidence, classify
 from esscher.tails.scores import gaussian_khat
 
 DIFFUSE = HeadEvidence(
@@ -153,8 +153,9 @@ def test_freezing_separates_simulated_scores() -> None:
             scores = c * math.sqrt(2 * math.log(n)) * noise
             squares = scores.softmax(1).square().sum(1)
             effective[n, c] = float((1 / squares).median())
+            frozen = scores.var(1) > 2 * math.log(n)
             evidence = HeadEvidence(
-                n=n, effective_tokens=effective[n, c], share_frozen=share_frozen(scores.std(1), n)
+                n=n, effective_tokens=effective[n, c], share_frozen=float(frozen.double().mean())
             )
             labels.append(classify(evidence).label)
             if c >= 2:
@@ -162,17 +163,3 @@ def test_freezing_separates_simulated_scores() -> None:
         assert labels == ["diffuse", "selective", "frozen", "frozen", "frozen"]
     assert effective[65536, 0.6] > 5 * effective[256, 0.6]
     assert effective[65536, 2.0] < 1.2 * effective[256, 2.0]
-
-
-def test_share_frozen() -> None:
-    # sqrt(2 log 10^4) = 4.29
-    assert share_frozen([1.0, 4.2, 4.3, 9.0], 10_000) == pytest.approx(0.5)
-    assert share_frozen(torch.tensor([0.1], dtype=torch.float64), 1) == 1.0
-    assert share_frozen([0.0], 1) == 0.0
-    # exp(9/2) = 90.02
-    assert share_frozen([3.0, 3.0, 3.0], [50.0, 90.0, 91.0]) == pytest.approx(2 / 3)
-    with pytest.raises(ValueError, match="at least one"):
-        share_frozen([], 10)
-    for n in (0, [10.0, 20.0], [0.0]):
-        with pytest.raises(ValueError, match="above 0"):
-            share_frozen([1.0], n)

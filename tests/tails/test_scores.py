@@ -15,10 +15,12 @@ from torch import Tensor
 
 from esscher.errors import grid as deposit
 from esscher.tails.scores import (
-    ScoreShape,
-    first_centres,
-    score_histogram,
+    GAUSSIAN_SURVIVAL,
+    SURVIVAL_AT,
+    Floats,
     softmax_statistics,
+    survival,
+    tail_verdict,
 )
 
 
@@ -27,9 +29,8 @@ def deposited(scores: Tensor, grid: deposit.Grid) -> deposit.Deposit:
     return deposit.update(state, scores, torch.zeros(scores.shape[1], 1, dtype=torch.float64))
 
 
-def shape_of(scores: Tensor, grid: deposit.Grid) -> ScoreShape:
-    state = deposited(scores, grid)
-    return score_histogram(state.cells[-2], first_centres(state), grid.spacing, points=grid.points)
+def survival_of(scores: Tensor, grid: deposit.Grid) -> Floats:
+    return survival(deposited(scores, grid)).mean(0)
 
 
 COARSE, FINE = deposit.Grid(1 / 8, 4, 1e-6), deposit.Grid(1 / 8, 8, 1e-10)
@@ -50,20 +51,18 @@ def gaussian(deviations: list[float], keys: int, seed: int = 3) -> Tensor:
 def test_softmax_statistics_equal_brute_force(grid: deposit.Grid, accuracy: float) -> None:
     scores = gaussian([0.05, 0.5, 1.0, 3.0, 12.0], 5003)
     state = deposited(scores, grid)
-    found = softmax_statistics(state.cells[-2], first_centres(state), grid.spacing, grid.points)
+    found = softmax_statistics(state)
     p = scores.softmax(1)
-    np.testing.assert_allclose(found.log_sum_exp, scores.logsumexp(1), atol=accuracy)
     np.testing.assert_allclose(found.effective_tokens, 1 / p.square().sum(1), rtol=accuracy)
     np.testing.assert_allclose(
         found.entropy, -(p * p.clamp_min(1e-300).log()).sum(1), atol=20 * accuracy
     )
-    np.testing.assert_allclose(found.mean, scores.mean(1), atol=1e-9)
     np.testing.assert_allclose(found.sd, scores.std(1, correction=0), rtol=1e-7)
 
 
 def test_even_weights_and_a_single_key() -> None:
     state = deposited(torch.full((1, 64), 0.3, dtype=torch.float64), COARSE)
-    found = softmax_statistics(state.cells[-2], first_centres(state), COARSE.spacing)
+    found = softmax_statistics(state)
     assert found.effective_tokens[0] == pytest.approx(64, rel=2e-5)
     assert found.entropy[0] == pytest.approx(math.log(64), abs=2e-4)
     assert found.sd[0] == pytest.approx(0, abs=1e-6)
@@ -78,14 +77,13 @@ def test_the_shape_equals_that_of_the_scores() -> None:
             for c in (0.3, 1)
         ]
     )
-    shape = shape_of(scores, COARSE)
+    found = survival_of(scores, COARSE)
     z = (
         (scores - scores.mean(1, keepdim=True)) / scores.std(1, keepdim=True, correction=0)
     ).numpy()
-    for at, above in zip(shape.at[:5], shape.survival[:5], strict=True):
+    for at, above in zip(SURVIVAL_AT[:5], found[:5], strict=True):
         assert above == pytest.approx((z > at).mean(), rel=0.03, abs=1e-5)
-    assert (shape.density * np.diff(shape.edges)).sum() == pytest.approx(1, abs=1e-3)
-    assert shape.verdict == "heavier"
+    assert tail_verdict(found, float(scores.shape[1])) == "heavier"
 
 
 def test_gaussian_scores_look_gaussian() -> None:
@@ -109,14 +107,14 @@ def test_gaussian_scores_look_gaussian() -> None:
                 np.floor(x).astype(int) - (points - 1) + tap + 300,
                 weight * scipy.stats.norm.pdf(fine) / 1000,
             )
-    first = np.full(3, (cells[0] + points / 2) * spacing)
-    shape = score_histogram(1e6 * mass, first, spacing)
+    masses = torch.from_numpy(1e6 * mass)
+    end = torch.full((3,), int(cells[-1]) + 1)
+    state = deposit.Deposit(COARSE, torch.zeros(0), torch.stack([masses, masses]), end, end, end)
+    found = survival(state).mean(0)
     # at two cells a deviation the cells show in the far tail
-    np.testing.assert_allclose(shape.survival[:3], shape.gaussian_survival[:3], rtol=0.03)
-    assert shape.survival[3] == pytest.approx(shape.gaussian_survival[3], rel=0.1)
-    np.testing.assert_allclose(shape.density, shape.gaussian_density, atol=1e-2)
-    assert shape.verdict == "sub-Gaussian"
-    assert "above 4 standard deviations" in shape.reason
+    np.testing.assert_allclose(found[:3], GAUSSIAN_SURVIVAL[:3], rtol=0.03)
+    assert found[3] == pytest.approx(GAUSSIAN_SURVIVAL[3], rel=0.1)
+    assert tail_verdict(found, 1e6) == "sub-Gaussian"
 
 
 def test_verdicts() -> None:
@@ -124,29 +122,15 @@ def test_verdicts() -> None:
     uniform = torch.rand(4, 20_000, dtype=torch.float64, generator=generator) * 5
     laplace = torch.empty(4, 20_000, dtype=torch.float64).exponential_(generator=generator)
     laplace *= torch.where(torch.rand(4, 20_000, generator=generator) < 0.5, -1.0, 1.0)
-    assert shape_of(gaussian([1, 1.5, 2, 3], 20_000), COARSE).verdict == "sub-Gaussian"
-    assert shape_of(uniform, COARSE).verdict == "lighter"
-    heavy = shape_of(laplace, COARSE)
-    assert heavy.verdict == "heavier"
-    assert "times the Gaussian share" in heavy.reason
+    known = {"sub-Gaussian": gaussian([1, 1.5, 2, 3], 20_000)}
+    known |= {"lighter": uniform, "heavier": laplace}
+    for verdict, scores in known.items():
+        assert tail_verdict(survival_of(scores, COARSE), 20_000.0) == verdict
 
 
 def test_flat_scores_are_left_out() -> None:
-    shape = shape_of(gaussian([0.01, 0.02], 1000), COARSE)
-    assert shape.verdict == "unknown"
-    assert "nearly uniform" in shape.reason
-    half = shape_of(gaussian([0.01, 2.0], 20_000), COARSE)
-    assert half.verdict == "sub-Gaussian"
-    assert "too few" in shape_of(gaussian([1.0], 20), COARSE).reason
-
-
-def test_refusals() -> None:
-    mass = torch.ones(2, 8, dtype=torch.float64)
-    with pytest.raises(ValueError, match="2 of 2 without"):
-        softmax_statistics(0 * mass, [0.0, 0.0], 0.1)
-    with pytest.raises(ValueError, match="at least 0"):
-        softmax_statistics(mass - 1.5 * torch.eye(2, 8), [0.0, 0.0], 0.1)
-    with pytest.raises(ValueError, match="length 2"):
-        score_histogram(mass, [0.0], 0.1)
-    with pytest.raises(ValueError, match="spacing"):
-        score_histogram(mass, [0.0, 0.0], 0.0)
+    found = survival(deposited(gaussian([0.01, 2.0], 20_000), COARSE))
+    assert np.isnan(found[0]).all()
+    assert tail_verdict(found[0], 20_000.0) == "unknown"
+    assert tail_verdict(found[1], 20_000.0) == "sub-Gaussian"
+    assert tail_verdict(found[1], 20.0) == "unknown"

@@ -46,7 +46,7 @@ def fall_with_scale(scales: pd.DataFrame) -> Interval:
     """The exponent at the smallest alpha less that at the largest, mean over heads (table
     ``scales`` of a probe).
     """
-    by_head = measured(scales).pivot(index=["layer", "head"], columns="scale", values="beta_fit")
+    by_head = scales.pivot(index=["layer", "head"], columns="scale", values="beta_fit")
     return rules.mean_interval((by_head.iloc[:, 0] - by_head.iloc[:, -1]).dropna())
 
 

@@ -121,9 +121,7 @@ class AllKeys:
             count = seen.sum(1)
             mean = below.sum(1) / count
             sd = (torch.where(seen, below - mean[:, None], 0.0).square().sum(1) / count).sqrt()
-            parts.append(
-                (log_sum + top[:, 0], 1 / p.square().sum(1), entropy, mean + top[:, 0], sd)
-            )
+            parts.append((1 / p.square().sum(1), entropy, sd))
         columns = zip(*parts, strict=True)
         return SoftmaxStatistics(*(torch.cat(column).cpu().numpy() for column in columns))
 

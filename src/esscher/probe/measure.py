@@ -40,8 +40,7 @@ from esscher.probe.statistic import (
 )
 from esscher.probe.statistics import statistics_of
 from esscher.runs.columns import Column
-from esscher.tails import extremes
-from esscher.tails.extremes import TAILS, TokenTails
+from esscher.tails.extremes import MEANINGS
 
 OVERFLOW = (
     "scores or values are not finite: the activations of the model overflow; try --dtype float32"
@@ -254,34 +253,27 @@ def failed_row(session: Session, head: Head, reason: str) -> dict[str, Any]:
 # ---- The table ``layers``.
 
 KINDS = {"norm": "norms", "coordinate": "coordinates"}
-MEANINGS = (
-    "the tail of a Gaussian fits better than any Pareto law",
-    "heavier than a Gaussian, yet with no power seen: like an exponential",
-    "a Pareto law fits better, with a shape above 0",
-    "neither fits better beyond the error of the comparison",
-    "too few tokens, or too much alike",
-)
 
 
 def _tail_columns(kind: str, plural: str) -> tuple[Column, ...]:
     whole = f"Law of the largest token {plural}: a Gaussian's tail against Pareto's."
     text = f"The same of {plural} without first and special tokens."
-    words = {"words": TAILS, "meanings": MEANINGS}
+    words, said = tuple(MEANINGS), tuple(MEANINGS.values())
     shape, ends = f"{kind}_shape", (f"{kind}_shape_low", f"{kind}_shape_high")
     what = f"Pareto shape of the largest {plural}; above 0 is a power tail, of exponent 1/shape."
-    sigma = f"Gaussian scale that fits the largest {plural} best; 1 for a Gaussian law."
-    ratio, limits = f"{kind}_ratio", (f"{kind}_ratio_low", f"{kind}_ratio_high")
-    likelier = "Log-likelihood of Pareto's tail less that of a Gaussian's, per value."
     return (
-        Column(f"{kind}_tail", "word", f"tail of {plural}", whole, **words),  # type: ignore[arg-type]
-        Column(f"{kind}_tail_text", "word", f"{plural} without sinks", text, **words),  # type: ignore[arg-type]
+        Column(f"{kind}_tail", "word", f"tail of {plural}", whole, words=words, meanings=said),
+        Column(
+            f"{kind}_tail_text",
+            "word",
+            f"{plural} without sinks",
+            text,
+            words=words,
+            meanings=said,
+        ),
         Column(shape, "float", f"Pareto shape of {plural}", what, ends=ends),
         Column(ends[0], "float", f"shape of {plural}, low", "Lower end of its 95 % interval."),
         Column(ends[1], "float", f"shape of {plural}, high", "Upper end of its 95 % interval."),
-        Column(f"{kind}_sigma", "float", f"Gaussian scale of {plural}", sigma),
-        Column(ratio, "float", f"likelihood ratio of {plural}", likelier, ends=limits),
-        Column(limits[0], "float", f"ratio of {plural}, low", "Lower end of its 95 % interval."),
-        Column(limits[1], "float", f"ratio of {plural}, high", "Upper end of its 95 % interval."),
     )
 
 
@@ -289,73 +281,40 @@ LAYERS = (
     Column("layer", "int", "layer", "Layer of the model, counted from 0.", first=0),
     Column("tokens", "int", "tokens", "Number of tokens that entered the layer."),
     REACH,
-    Column("largest_z", "float", "largest deviation", "Largest coordinate, in deviations."),
-    Column("gaussian_z", "float", "Gaussian deviation", "The same of as many Gaussian tokens."),
-    Column("verdict", "word", "verdict", "Tokens are sub-Gaussian, heavier- or lighter-tailed."),
+    Column("verdict", "word", "verdict", "Tokens are sub-Gaussian, heavier, or it is undecided."),
     Column("reason", "word", "reason", "The numbers behind the verdict."),
     *(column for kind, plural in KINDS.items() for column in _tail_columns(kind, plural)),
-    Column("tail_reason", "word", "tails in words", "The numbers behind the laws of the tails."),
 )
 
 
 def layer_row(layer: LayerSummary) -> dict[str, Any]:
     """What is known of the tokens that enter the layer."""
-    hidden, moments = layer.hidden, layer.moments
-    unknown = {
+    hidden, whole, text = layer.moments.hidden, layer.tails, layer.text_tails
+    row: dict[str, Any] = {
         column.key: math.nan if column.kind == "float" else "unknown" if column.words else ""
         for column in LAYERS
     }
-    row: dict[str, Any] = unknown | {"layer": layer.info.layer, "tokens": layer.q.count}
-    if hidden is None or moments.text is None or moments.sinks is None:
+    row |= {"layer": layer.info.layer, "tokens": layer.moments.q.count}
+    if hidden is None or whole is None or text is None:
         return row | {"verdict": "unknown"}
-    row |= {
-        "reach": largest_variance(hidden.cov),
-        "largest_z": math.nan if hidden.largest_z is None else float(hidden.largest_z),
-        "gaussian_z": hidden.gaussian_z,
-        "verdict": hidden.verdict,
-        "reason": hidden.reason,
-    }
-    whole = text = extremes.finish(extremes.merge(moments.text, moments.sinks))
-    if moments.sinks.count and moments.text.count:
-        text = extremes.finish(moments.text)
-    return row | _tail_row(whole, text, moments.sinks.count, hidden.verdict)
-
-
-def _tail_row(whole: TokenTails, text: TokenTails, sinks: int, verdict: str) -> dict[str, Any]:
-    """``text``: the tails without the first and special tokens; ``verdict``: that by kurtosis,
-    which is named where it says otherwise.
-    """
-    row: dict[str, Any] = {}
     told = []
     for kind, plural in KINDS.items():
         found, without = getattr(whole, plural), getattr(text, plural)
-        (low, high), (ratio_low, ratio_high) = found.shape_interval, found.ratio_interval
         row |= {
             f"{kind}_tail": found.verdict,
             f"{kind}_tail_text": without.verdict,
             f"{kind}_shape": found.shape,
-            f"{kind}_shape_low": low,
-            f"{kind}_shape_high": high,
-            f"{kind}_sigma": found.sigma,
-            f"{kind}_ratio": found.ratio,
-            f"{kind}_ratio_low": ratio_low,
-            f"{kind}_ratio_high": ratio_high,
+            f"{kind}_shape_low": found.shape_interval[0],
+            f"{kind}_shape_high": found.shape_interval[1],
         }
         told.append(f"{plural.capitalize()}: {found.reason}.")
         if without.verdict != found.verdict:
-            told.append(f"Without the {sinks} first and special tokens, {without.reason}.")
-    heavy = {whole.norms.verdict, whole.coordinates.verdict} & {"Pareto", "between"}
-    if verdict == "heavier" and not heavy:
-        told.append(
-            "By kurtosis the verdict is heavier: it counts single coordinates and values, this one"
-            " the tail of all."
-        )
-    if verdict in ("sub-Gaussian", "lighter") and heavy:
-        told.append(
-            f"By kurtosis the verdict is {verdict}: it weighs the middle of each coordinate, this"
-            " one the largest values."
-        )
-    return row | {"tail_reason": " ".join(told)}
+            told.append(f"Without first and special tokens, {without.reason}.")
+    return row | {
+        "reach": largest_variance(hidden.cov),
+        "verdict": whole.verdict,
+        "reason": " ".join(told),
+    }
 
 
 # ---- stored states: safetensors, and the tree they hang on as JSON; no pickle

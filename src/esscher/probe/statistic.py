@@ -33,8 +33,8 @@ from esscher.probe.spec import ProbeSpec
 from esscher.runs.columns import Column
 from esscher.tails import extremes
 from esscher.tails import moments as token_moments
-from esscher.tails.extremes import Extremes
-from esscher.tails.moments import Higher, TokenMoments, TokenSummary
+from esscher.tails.extremes import Extremes, TokenTails
+from esscher.tails.moments import TokenMoments
 
 if TYPE_CHECKING:
     from esscher.probe.curves import AllKeys
@@ -146,9 +146,7 @@ class LayerMoments:
             if bool(rows.sinks.any()):
                 sinks = extremes.update(none, rows.hidden[rows.sinks])
         q, k, v = (
-            token_moments.update(
-                token_moments.init(x.shape[-1], (x.shape[0],), higher=False, device=x.device), x
-            )
+            token_moments.update(token_moments.init(x.shape[-1], (x.shape[0],), device=x.device), x)
             for x in (rows.q, rows.k, rows.v)
         )
         apart = rows.k.double() - k.mean[:, None]  # its sum is 0: queries need not be centred
@@ -193,22 +191,25 @@ def _of_each_head(x: Tensor, heads: int) -> Tensor:
 @dataclass(frozen=True)
 class LayerSummary:
     """What is known of a layer's tokens in the end. ``gram`` (H, k, k): W_q W_q^T of each head
-    where q and k are affine in what enters the layer; None elsewhere.
+    where q and k are affine in what enters the layer; None elsewhere. ``tails``: of what enters the
+    layer; ``text_tails``: without first and special tokens.
     """
 
     info: LayerInfo
     moments: LayerMoments
     gram: Tensor | None
-    q: TokenSummary
-    k: TokenSummary
-    v: TokenSummary
-    hidden: TokenSummary | None
+    tails: TokenTails | None
+    text_tails: TokenTails | None
 
     @classmethod
     def of(cls, info: LayerInfo, moments: LayerMoments, gram: Tensor | None) -> LayerSummary:
-        q, k, v = (token_moments.finish(part) for part in (moments.q, moments.k, moments.v))
-        hidden = None if moments.hidden is None else token_moments.finish(moments.hidden)
-        return cls(info, moments, gram, q, k, v, hidden)
+        text, sinks = moments.text, moments.sinks
+        if text is None or sinks is None:
+            return cls(info, moments, gram, None, None)
+        tails = text_tails = extremes.finish(extremes.merge(text, sinks))
+        if sinks.count and text.count:
+            text_tails = extremes.finish(text)
+        return cls(info, moments, gram, tails, text_tails)
 
 
 def largest_variance(cov: Tensor) -> float:
@@ -216,7 +217,7 @@ def largest_variance(cov: Tensor) -> float:
     return float(torch.linalg.eigvalsh(cov)[-1])
 
 
-STORED = (LayerInfo, LayerMoments, TokenMoments, Higher, Extremes)
+STORED = (LayerInfo, LayerMoments, TokenMoments, Extremes)
 
 
 # ---- a head, and a statistic of it

@@ -36,7 +36,6 @@ Places = list[tuple[int, int]]  # layer and head of the rows of a page
 FLOOR = "neyman"  # the rule that no other goes below, to first order: drawn dashed
 LAST = 1 << 30  # place of a column that says nothing of its place
 SPREAD = ("effective_tokens", "largest_weight", "planted_weight")  # that are drawn against n
-POSITION = "position"  # the origin of dispersion whose rows are queries, not expectations
 MORE_TEXT = ("value", "half", "estimate", "low", "high")
 TEXTS = {
     who: [f"{who}_{part}" for part in ("before", "token", "after")] for who in ("query", "key")
@@ -71,8 +70,7 @@ def atlas(run: Run) -> dict[str, Any]:
         "words": {percent: demanding(heads, percent, changing, own=own) for percent in epsilons},
         "curves": [curves.get(place, []) for place in places],
         "wholes": {str(layer): found for (layer, head), found in curves.items() if head == -1},
-        "scores": _densities(run, "scores", ("z", "density", "gaussian"), places, grids),
-        "tails": _densities(run, "tails", ("z", "survival", "gaussian"), places, grids),
+        "tails": _tails(run, places, grids),
         "budget": records_of(read_table(run, "budget")),
         "layers": described_table(run, "layers"),
         "agreement": _agreement(run),
@@ -168,19 +166,15 @@ def _curves(frame: Any | None, grids: Grids) -> dict[tuple[int, int], list[dict[
     return found
 
 
-def _densities(
-    run: Run, table: str, names: tuple[str, ...], places: Places, grids: Grids
-) -> list[Any]:
-    """Columns of a table for each head, None where it has none; all but the middle one are
-    shared.
-    """
-    frame = read_table(run, table)
+def _tails(run: Run, places: Places, grids: Grids) -> list[Any]:
+    """Survival of each head's scores beside the Gaussian's, None where it has none."""
+    frame = read_table(run, "tails")
     if frame is None or frame.empty:
         return []
     found = {}
     for (layer, head), part in parts_of(frame, ["layer", "head"]):
-        first, own, last = (numbers(part[name]) for name in names)
-        found[int(layer), int(head)] = [grids.place(first), own, grids.place(last)]
+        z, own, gaussian = (numbers(part[name]) for name in ("z", "survival", "gaussian"))
+        found[int(layer), int(head)] = [grids.place(z), own, grids.place(gaussian)]
     return [found.get(place) for place in places]
 
 
@@ -221,7 +215,7 @@ def _dispersion(run: Run, places: Places, grids: Grids) -> dict[str, Any]:
     columns, said = run.columns("dispersion"), _meanings(run, "dispersion", "origin")
     origins = dict.fromkeys(map(str, frame["origin"]))
     return {
-        "origins": [[origin, said.get(origin, origin), origin == POSITION] for origin in origins],
+        "origins": [said.get(origin, origin) for origin in origins],
         "spread_labels": [columns[name].label for name in ("n", *SPREAD)],
         "dispersion": _lines(frame, "origin", "n", SPREAD, 4, places, grids),
     }
@@ -288,10 +282,9 @@ def _scales(run: Run) -> dict[str, Any]:
     """Exponents of heads whose scores were multiplied, and at each scale the medians of what was
     measured and of what theory says.
     """
-    every = read_table(run, "scales")
-    if every is None or not (every["status"] == "ok").any():
+    frame = read_table(run, "scales")
+    if frame is None or frame.empty:
         return {}
-    frame = every[every["status"] == "ok"]
     frame = frame.assign(squared=frame["scale"] ** 2)
     middle = frame.groupby("squared", as_index=False).median(numeric_only=True)
     theory = [
@@ -306,7 +299,6 @@ def _scales(run: Run) -> dict[str, Any]:
             "squared": numbers(middle["squared"]),
             "median": numbers(middle["beta_fit"]),
             "theory": theory,
-            "refused": len(every) - len(frame),
             "help": text_of(run.columns("scales")["beta_fit"].help),
         }
     }

@@ -21,18 +21,16 @@ likelihood:
     sub-Gaussian  P(z > x) = Q(x / sigma) / Q(u / sigma), Q the survival of the standard normal law
 
 The first is the generalised Pareto law, the limit of exceedances of every law with a power tail of
-exponent 1/xi (Balkema, de Haan 1974; Pickands 1975). The second is the tail of a Gaussian about 0;
-sigma solves E[z^2 | z > u] = sigma^2 + u sigma phi(u/sigma)/Q(u/sigma) = mean z^2. The Pareto side
-may not take xi < 0: those laws end somewhere, and are sub-Gaussian.
+exponent 1/xi (Balkema, de Haan 1974; Pickands 1975). The second is the tail of a Gaussian about 0.
+The Pareto side may not take xi < 0: those laws end somewhere, and are sub-Gaussian.
 
 Let l_i be the log-likelihood of value i under the first less that under the second. The sign of
 their mean is believed where the mean is beyond its standard error (Vuong, Econometrica 57, 1989,
-307-333; Clauset, Shalizi, Newman, SIAM Review 51, 2009, 661-703). The reported shape xi has the
-largest likelihood over xi > -1/2, where it is regular (Smith, Biometrika 72, 1985), and may be
-negative; (1 + xi)^2 s_xi - b (1 + xi) s_b is the influence of a value on it, s the scores.
-
-Values of one token, or of tokens alike in every digit, are not independent: standard errors are of
-sums over groups, sqrt(G/(G - 1) sum_g (sum_{i in g} x_i)^2) / M for G groups of M values in all.
+307-333; Clauset, Shalizi, Newman, SIAM Review 51, 2009, 661-703). Values of one token, or of tokens
+alike in every digit, are not independent: the standard error is of sums over groups, sqrt(G/(G - 1)
+sum_g (sum_{i in g} l_i)^2) / M for G groups of M values in all. The reported shape xi has the
+largest likelihood over xi > -1/2, may be negative, and has the deviation (1 + xi) / sqrt(G) (Smith,
+Biometrika 72, 1985).
 """
 
 from __future__ import annotations
@@ -45,6 +43,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.optimize
 import scipy.special
+import scipy.stats
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
@@ -74,8 +73,9 @@ MEANINGS = {
     ),
     "Pareto": "a Pareto law fits better, and its shape is above 0",
     "undecided": "neither law fits better beyond the error of the comparison",
+    "unknown": "too few values, or too much alike",
 }
-TAILS = (*MEANINGS, "unknown")
+HEAVIER = ("between", "Pareto")
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,7 @@ class TailComparison:
     shape_interval: tuple[float, float] = (math.nan, math.nan)
     sigma: float = math.nan
     ratio: float = math.nan
-    ratio_interval: tuple[float, float] = (math.nan, math.nan)
-    verdict: str = "unknown"  # one of TAILS
+    verdict: str = "unknown"  # one of MEANINGS
     reason: str = ""
 
 
@@ -118,6 +117,14 @@ class TokenTails:
 
     norms: TailComparison
     coordinates: TailComparison
+
+    @property
+    def verdict(self) -> str:
+        """Of both: heavier than a Gaussian where one of them is."""
+        found = {self.norms.verdict, self.coordinates.verdict}
+        if found & set(HEAVIER):
+            return "heavier"
+        return found.pop() if len(found) == 1 else "undecided"
 
 
 def init(d: int, *, dtype: torch.dtype = torch.float64, device: Any = None) -> Extremes:
@@ -210,10 +217,14 @@ def compare(values: Floats, threshold: float, groups: npt.NDArray[np.int64]) -> 
         return TailComparison(threshold, count, witnesses, reason=reason)
     shape, scale = _fit_pareto(excess)
     sigma, light = _fit_gaussian(z, threshold)
-    heavy = _log_density(excess, *((shape, scale) if shape > 0.0 else (0.0, float(excess.mean()))))
+    heavy = scipy.stats.expon.logpdf(excess, scale=float(excess.mean()))
+    if shape > 0.0:
+        heavy = scipy.stats.genpareto.logpdf(excess, shape, scale=scale)
     ratio = float((heavy - light).mean())
-    shape_half = NORMAL * _standard_error(_influence(excess, shape, scale), group)
-    ratio_half = NORMAL * _standard_error(heavy - light - ratio, group)
+    shape_half = NORMAL * (1.0 + shape) / math.sqrt(witnesses)
+    sums = np.bincount(group, weights=heavy - light - ratio)
+    spread = witnesses / (witnesses - 1) * float(np.square(sums).sum())
+    ratio_half = NORMAL * math.sqrt(spread) / count
     verdict = "undecided"
     if ratio + ratio_half < 0.0:
         verdict = "sub-Gaussian"
@@ -225,17 +236,9 @@ def compare(values: Floats, threshold: float, groups: npt.NDArray[np.int64]) -> 
         f" to {shape + shape_half:.2f}; sub-Gaussian scale {sigma:.2f}; log-likelihood ratio"
         f" {ratio:+.2g} a value, {ratio - ratio_half:+.2g} to {ratio + ratio_half:+.2g})"
     )
+    interval = shape - shape_half, shape + shape_half
     return TailComparison(
-        threshold=threshold,
-        exceedances=count,
-        groups=witnesses,
-        shape=shape,
-        shape_interval=(shape - shape_half, shape + shape_half),
-        sigma=sigma,
-        ratio=ratio,
-        ratio_interval=(ratio - ratio_half, ratio + ratio_half),
-        verdict=verdict,
-        reason=reason,
+        threshold, count, witnesses, shape, interval, sigma, ratio, verdict, reason
     )
 
 
@@ -306,30 +309,3 @@ def _fit_gaussian(z: Floats, u: float) -> tuple[float, Floats]:
         sigma * scipy.special.erfcx(u / (sigma * math.sqrt(2.0))) / ROOT
     )
     return sigma, density
-
-
-def _log_density(excess: Floats, shape: float, scale: float) -> Floats:
-    x = excess / scale
-    if shape == 0.0:
-        return -x - math.log(scale)
-    found: Floats = -(1.0 + 1.0 / shape) * np.log1p(shape * x) - math.log(scale)
-    return found
-
-
-def _influence(excess: Floats, shape: float, scale: float) -> Floats:
-    """Of each value on the shape: (1 + xi)^2 s_xi - b (1 + xi) s_b."""
-    x = excess / scale
-    part = x / (1.0 + shape * x)
-    bend = (
-        0.5 * x * x - x
-        if shape == 0.0
-        else np.log1p(shape * x) / shape**2 - (1.0 + 1.0 / shape) * part
-    )
-    found: Floats = (1.0 + shape) ** 2 * bend - (1.0 + shape) * ((1.0 + shape) * part - 1.0)
-    return found
-
-
-def _standard_error(parts: Floats, group: npt.NDArray[np.int64]) -> float:
-    """Of the mean of parts whose sum is near 0, from sums over groups."""
-    sums = np.bincount(group, weights=parts)
-    return math.sqrt(len(sums) / (len(sums) - 1) * float(np.square(sums).sum())) / len(parts)

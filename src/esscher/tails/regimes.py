@@ -16,7 +16,7 @@ Signatures are named after the failures that [B] warns of. *Exploded constants*:
 slower than 1/sqrt(n) where the coupling Psi is far above 1, which is what [B] says to check; or,
 our own rule, an error that falls as it should from so high that it is still large at n. *Hardmax
 regime*: weights on single tokens; [B, Prop. 5.1] has a logarithmic law for the hardmax of
-one-dimensional symmetric Gaussian tokens, and what a head does is said from its curve.
+one-dimensional symmetric Gaussian tokens.
 *Distribution mismatch*: tokens that are not sub-Gaussian leave the theory's hypotheses. A head may
 show none or several, whatever its regime.
 """
@@ -25,12 +25,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from esscher.inputs import as_tensor
 from esscher.tails.scores import gaussian_khat
 
 SINK_MASS = 0.5
@@ -41,7 +36,7 @@ EXPLODED_RATIO = 10.0
 LARGE_ERROR = 0.1  # relative root mean square error that still counts as large
 SINGLE_TOKENS = 2.0  # effective tokens
 KHAT_MARGIN = 0.2  # k-hat above that of Gaussian scores of the same deviation
-SLOW = 0.45  # local exponent below which an error falls more slowly than 1/sqrt(n)
+SLOW = 0.45  # exponent below which an error falls more slowly than 1/sqrt(n)
 MUCH_SLOWER = 0.4  # exponent that counts as much slower
 LARGE_COUPLING = 10.0  # Psi >> 1
 
@@ -70,12 +65,10 @@ class HeadEvidence:
     exponent: Number = math.nan
     exponent_low: Number = math.nan
     exponent_high: Number = math.nan
-    # n up to which the local exponent is below SLOW; 0: at no n, infinite: at every n
-    slow_until: Number = math.nan
     relative_rms: Number = math.nan
     constant_ratio: Number = math.nan
     coupling: Number = math.nan
-    tokens: str = "unknown"  # verdict on the tokens' tails: sub-Gaussian, heavier, lighter, unknown
+    tokens: str = "unknown"  # verdict on the tokens' tails: sub-Gaussian, heavier, ...
     scores: str = "unknown"  # and on the scores'
 
 
@@ -90,44 +83,12 @@ class Regime:
     signatures: dict[str, str]
 
 
-def share_frozen(s: Any, n: Any) -> float:
-    """Share of the queries with s^2 > 2 log n: ``s`` (m,) their score deviations, ``n`` their keys,
-    one number or (m,).
-    """
-    deviation = as_tensor(s, "s", ndim=1).double()
-    if deviation.numel() == 0:
-        raise ValueError("s: expected the deviation of at least one query, got none")
-    keys = as_tensor(n, "n").double().to(deviation.device)
-    if keys.shape not in ((), deviation.shape) or not bool((keys > 0).all()):
-        raise ValueError(
-            f"n: expected a number above 0, or one for each of {deviation.numel()} queries, got {n}"
-        )
-    return float((deviation.square() > 2.0 * keys.log()).double().mean())
-
-
-def slow_until(n: npt.NDArray[np.int64], slope: npt.NDArray[np.float64]) -> float:
-    """The n up to which an error falls more slowly than 1/sqrt(n): its local exponent -``slope`` at
-    ``n`` is below SLOW.
-
-    Between two n of the ladder the exponent is interpolated in log n. 0 where it never is, infinite
-    where it is at the last n.
-    """
-    slow = np.flatnonzero(-slope < SLOW)
-    if not slow.size:
-        return 0.0
-    around = slice(slow[-1], slow[-1] + 2)
-    if slow[-1] == len(n) - 1:
-        return math.inf
-    return math.exp(float(np.interp(SLOW, -slope[around], np.log(n[around]))))
-
-
 def classify(evidence: HeadEvidence) -> Regime:
     """The regime of a head by the rule at the top of this module."""
     label, reason = _label(evidence)
     found = (_exploded(evidence), _hardmax(evidence), _mismatch(evidence))
-    return Regime(
-        label, reason, {name: why for name, why in zip(SIGNATURES, found, strict=True) if why}
-    )
+    named = zip(SIGNATURES, found, strict=True)
+    return Regime(label, reason, {name: why for name, why in named if why})
 
 
 def _label(e: HeadEvidence) -> tuple[str, str]:
@@ -194,23 +155,11 @@ def _hardmax(e: HeadEvidence) -> str:
         why = f"{e.effective_tokens:.2g} tokens carry the softmax"
     else:
         return ""
-    rate = f" (exponent {e.exponent:.2f} over the range of the fit)"
-    rate = "" if math.isnan(e.exponent) else rate
-    if math.isnan(e.slow_until):
-        pace = "No curve says how the error falls."
-    elif e.slow_until == 0:
-        pace = "Its error falls like 1/sqrt(n) at every n that was measured."
-    elif math.isinf(e.slow_until):
-        pace = f"Its error falls more slowly than 1/sqrt(n){rate} at every n that was measured."
-    else:
-        pace = (
-            f"Its error is slow{rate} up to about n = {_number(float(f'{e.slow_until:.2g}'))}, and"
-            " falls like 1/sqrt(n) from there on, on this pool."
-        )
+    rate = f" Its error falls as n^-{e.exponent:.2f}{_interval(e)}."
     return (
-        f"Weights concentrate on single tokens ({why}). {pace} The logarithmic law of hardmax [B,"
-        " Prop. 5.1] is of one-dimensional symmetric Gaussian tokens: it is no prediction for this"
-        " head."
+        f"Weights concentrate on single tokens ({why}).{'' if math.isnan(e.exponent) else rate} The"
+        " logarithmic law of hardmax [B, Prop. 5.1] is of one-dimensional symmetric Gaussian"
+        " tokens: it is no prediction for this head."
     )
 
 

@@ -1,5 +1,5 @@
-"""Scores of a head: Pareto k-hat of the softmax weights, softmax statistics, and the shape of the
-scores against the Gaussian of equal variance.
+"""Scores of a head: Pareto k-hat of the softmax weights, softmax statistics, and the upper tail of
+the scores against that of the Gaussian of equal variance.
 
 k-hat says how heavy the tail of the largest weights is. Attention on n tokens is self-normalised
 importance sampling of its own limit, with the ratios exp(score). If the ratios' upper tail is
@@ -26,20 +26,18 @@ of that is taken out here.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import scipy.special
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from esscher.errors.grid import Deposit
 from esscher.errors.scatter import exponential_gain, weight_table
-from esscher.inputs import as_count, as_positive, as_tensor
+from esscher.inputs import as_count, as_tensor
 
 Floats = npt.NDArray[np.float64]
 
@@ -51,12 +49,10 @@ NORMAL = float(scipy.special.ndtri(0.975))  # of 95 % intervals
 USUAL = 0.7
 BAD = 1.0  # the mean of the ratios is infinite from here on
 SURVIVAL_AT = np.arange(1.0, 9.0)
-EDGES = np.linspace(-10.0, 10.0, 81)
 GAUSSIAN_SURVIVAL = scipy.special.ndtr(-SURVIVAL_AT)
-GAUSSIAN_DENSITY = np.diff(scipy.special.ndtr(EDGES)) / np.diff(EDGES)
 HEAVIER, LIGHTER = 2.0, 0.5  # survival over the Gaussian's beyond which tails differ
 EXPECTED = 10.0  # keys a Gaussian leaves beyond the point where tails are compared
-RESOLVED = 2.0  # cells per standard deviation that a query needs for its shape to be seen
+RESOLVED = 2.0  # cells per standard deviation that a query needs for its tail to be seen
 
 
 # ---- k-hat of softmax weights
@@ -134,19 +130,6 @@ def merge(a: TopScores, b: TopScores) -> TopScores:
     if a.scores.shape[1] and b.scores.shape[1]:
         top = top.topk(min(a.keep, top.shape[1]), dim=1).values
     return replace(a, count=a.count + b.count, scores=top)
-
-
-def stack(states: Sequence[TopScores]) -> TopScores:
-    """States of different queries, each over its own keys, as one."""
-    longest = max(state.scores.shape[1] for state in states)
-    rows = [
-        pad(state.scores, (0, longest - state.scores.shape[1]), value=-math.inf) for state in states
-    ]
-    return TopScores(
-        max(state.keep for state in states),
-        torch.cat([state.count for state in states]),
-        torch.cat(rows),
-    )
 
 
 def finish(state: TopScores) -> TailFit:
@@ -271,56 +254,28 @@ def _median(values: Floats) -> float:
     return float(np.median(known)) if known.size else math.nan
 
 
-# ---- shape of the scores, and softmax statistics, from binned masses
-
-
-@dataclass(frozen=True)
-class ScoreShape:
-    """Scores of all queries, each standardised by its own mean and deviation, pooled."""
-
-    density: Floats  # between the ``edges``
-    survival: Floats  # share of scores above z = ``at``: what the softmax sees
-    verdict: str  # sub-Gaussian, heavier, lighter or unknown
-    reason: str
-    edges: ClassVar[Floats] = EDGES  # of z
-    gaussian_density: ClassVar[Floats] = GAUSSIAN_DENSITY  # averaged over each bin, as the density
-    at: ClassVar[Floats] = SURVIVAL_AT  # z = 1 .. 8
-    gaussian_survival: ClassVar[Floats] = GAUSSIAN_SURVIVAL
+# ---- softmax statistics, and the upper tail of the scores, from binned masses
 
 
 @dataclass(frozen=True)
 class SoftmaxStatistics:
-    """Per query (m,): log sum exp of the scores, effective tokens 1/sum p^2, entropy in nats, mean
-    and deviation.
-    """
+    """Per query (m,): effective tokens 1/sum p^2, entropy in nats, and deviation of the scores."""
 
-    log_sum_exp: Floats
     effective_tokens: Floats
     entropy: Floats
-    mean: Floats
     sd: Floats
 
 
-def first_centres(state: Deposit) -> Tensor:
-    """The score at the centre of each query's first cell, (m,): cell number c is centred at (c +
-    points/2) spacing.
-    """
-    first = state.end - state.cells.shape[2]
-    return (first.double() + state.grid.points / 2) * state.grid.spacing
-
-
-def softmax_statistics(
-    mass: Any, first_centre: Any, spacing: Any, points: int = 4
-) -> SoftmaxStatistics:
-    """Statistics of softmax over the keys whose masses (m, L) lie in cells at first_centre_i + l *
-    spacing.
+def softmax_statistics(state: Deposit) -> SoftmaxStatistics:
+    """Statistics of softmax over the keys that were deposited.
 
     sum_j exp(a s_j) = sum_l mass_l exp(a centre_l) / gain(a), and the entropy is log sum exp less
     its derivative in a at 1. The relative error, about 2 (a spacing / 2 pi)^points, is 3e-7 (a = 1)
     and 5e-6 (a = 2) at 4 points and 1/8.
     """
-    cells, centre, spacing = _cells(mass, first_centre, spacing)
-    mean, variance = _moments(cells, centre, spacing, points)
+    cells, centre = _cells(state)
+    points, spacing = state.grid.points, state.grid.spacing
+    _, variance = _moments(state)
     with np.errstate(divide="ignore"):
         logs = np.log(cells)
     first, slope = _tilted(logs, centre, 1.0)
@@ -330,53 +285,8 @@ def softmax_statistics(
     taps = np.arange(points) - (points // 2 - 1)
     weight = weight_table(points)[:, 0] * np.exp(spacing * taps)
     slope -= spacing * float(taps @ weight) / float(weight.sum())
-    return SoftmaxStatistics(
-        first, np.exp(2.0 * first - second), np.maximum(first - slope, 0.0), mean, np.sqrt(variance)
-    )
-
-
-def score_histogram(mass: Any, first_centre: Any, spacing: Any, *, points: int = 4) -> ScoreShape:
-    """Pooled shape of the standardised scores z = (score - mean_i) / sd_i from masses (m, L).
-
-    Mean and deviation of each query come from its masses, exactly. Within a cell the mass is spread
-    evenly: with the B-spline that adds (points + 1) spacing^2 / 12 to the variance, and z is
-    measured in the deviation that includes it. Queries whose deviation is below two cells are left
-    out. The upper tail is compared at the last z beyond which a Gaussian would leave EXPECTED keys.
-    """
-    cells, centre, spacing = _cells(mass, first_centre, spacing)
-    mean, variance = _moments(cells, centre, spacing, points)
-    seen = np.sqrt(variance) >= RESOLVED * spacing
-    if not seen.any():
-        reason = (
-            f"The scores' standard deviation, {float(np.median(np.sqrt(variance))):.2g} in the"
-            f" median, is below the grid's spacing {spacing:g}: softmax over them is nearly"
-            " uniform, and their shape does not matter."
-        )
-        density, survival = np.full(len(EDGES) - 1, np.nan), np.full(SURVIVAL_AT.shape, np.nan)
-        return ScoreShape(density, survival, "unknown", reason)
-    cells, centre, mean, variance = cells[seen], centre[seen], mean[seen], variance[seen]
-    wide = np.sqrt(variance + (points + 1) * spacing**2 / 12.0)
-    below = _cumulative(cells, centre, spacing, mean, wide, EDGES).mean(axis=0)
-    above = 1.0 - _cumulative(cells, centre, spacing, mean, wide, SURVIVAL_AT).mean(axis=0)
-    above = np.maximum(above, 0.0)
-    verdict, reason = _judge(above, float(np.median(cells.sum(axis=1))))
-    return ScoreShape(np.diff(below) / np.diff(EDGES), above, verdict, reason)
-
-
-def _cells(mass: Any, first_centre: Any, spacing: Any) -> tuple[Floats, Floats, float]:
-    """Checked masses (m, L), centres (m, L) and spacing."""
-    cells = as_tensor(mass, "mass", ndim=2).detach().double().cpu().numpy()
-    first = as_tensor(first_centre, "first_centre", ndim=1, last=len(cells))
-    width = as_positive(spacing, "spacing")
-    empty = int((cells.sum(axis=1) <= 0.0).sum()) if cells.size else len(cells)
-    if empty or not len(cells):
-        raise ValueError(
-            f"mass: expected every query to have seen a key, got {empty} of {len(cells)} without"
-        )
-    if float(cells.min()) < 0.0:
-        raise ValueError(f"mass: expected masses of at least 0, got {float(cells.min())}")
-    start = first.detach().double().cpu().numpy()[:, None]
-    return cells, start + width * np.arange(cells.shape[1]), width
+    entropy = np.maximum(first - slope, 0.0)
+    return SoftmaxStatistics(np.exp(2.0 * first - second), entropy, np.sqrt(variance))
 
 
 def _tilted(logs: Floats, centre: Floats, rate: float) -> tuple[Floats, Floats]:
@@ -388,41 +298,54 @@ def _tilted(logs: Floats, centre: Floats, rate: float) -> tuple[Floats, Floats]:
     return np.log(total) + top[:, 0], (weight * centre).sum(axis=1) / total
 
 
-def _moments(cells: Floats, centre: Floats, spacing: float, points: int) -> tuple[Floats, Floats]:
-    """Mean and variance of the scores, the smoothing taken out."""
-    share = cells / cells.sum(axis=1, keepdims=True)
-    mean = (share * centre).sum(axis=1)
-    square = np.square(centre - mean[:, None])
-    return mean, np.maximum((share * square).sum(axis=1) - points * spacing**2 / 12.0, 0.0)
+def survival(state: Deposit) -> Floats:
+    """Share of each query's scores above z = SURVIVAL_AT deviations from their mean, (m, 8).
 
-
-def _cumulative(
-    cells: Floats, centre: Floats, spacing: float, mean: Floats, sd: Floats, z: Floats
-) -> Floats:
-    """Share of each query's mass below mean + sd z, (m, len(z)); even within a cell."""
+    Within a cell the mass is spread evenly: with the B-spline that adds (points + 1) spacing^2 / 12
+    to the variance, and z is measured in the deviation that includes it. NaN for queries whose
+    deviation is below RESOLVED cells: softmax over them is nearly uniform.
+    """
+    cells, centre = _cells(state)
+    points, spacing = state.grid.points, state.grid.spacing
+    mean, variance = _moments(state)
+    wide = np.sqrt(variance + (points + 1) * spacing**2 / 12.0)
     sums = np.concatenate([np.zeros((len(cells), 1)), np.cumsum(cells, axis=1)], axis=1)
     sums /= sums[:, -1:]
-    place = (mean[:, None] + sd[:, None] * z - centre[:, :1]) / spacing + 0.5
+    place = (mean[:, None] + wide[:, None] * SURVIVAL_AT - centre[:, :1]) / spacing + 0.5
     place = np.clip(place, 0.0, cells.shape[1])
     left = np.minimum(place.astype(np.int64), cells.shape[1] - 1)
     low, high = np.take_along_axis(sums, left, axis=1), np.take_along_axis(sums, left + 1, axis=1)
-    below: Floats = low + (place - left) * (high - low)
-    return below
+    above: Floats = np.maximum(1.0 - (low + (place - left) * (high - low)), 0.0)
+    above[np.sqrt(variance) < RESOLVED * spacing] = np.nan
+    return above
 
 
-def _judge(above: Floats, keys: float) -> tuple[str, str]:
+def tail_verdict(above: Floats, keys: float) -> str:
+    """Whether scores with this survival at SURVIVAL_AT are sub-Gaussian, heavier or lighter.
+
+    They are compared at the last z beyond which a Gaussian would leave EXPECTED of the ``keys``.
+    Unknown where there is none, or no survival.
+    """
     enough = np.flatnonzero(keys * GAUSSIAN_SURVIVAL >= EXPECTED)
-    if enough.size == 0:
-        needed = EXPECTED / GAUSSIAN_SURVIVAL[0]
-        return "unknown", f"{keys:.0f} keys are too few to see a tail; {needed:.0f} are needed."
-    last = int(enough[-1])
-    ratio = float(above[last] / GAUSSIAN_SURVIVAL[last])
-    facts = (
-        f"{above[last]:.2g} of the scores lie above {SURVIVAL_AT[last]:.0f} standard deviations,"
-        f" {ratio:.2f} times the Gaussian share"
-    )
-    if ratio > HEAVIER:
-        return "heavier", f"Heavier upper tail than a Gaussian: {facts}."
-    if ratio < LIGHTER:
-        return "lighter", f"Lighter upper tail than a Gaussian: {facts}."
-    return "sub-Gaussian", f"Upper tail like a Gaussian's: {facts}."
+    if enough.size == 0 or np.isnan(above).any():
+        return "unknown"
+    ratio = above[enough[-1]] / GAUSSIAN_SURVIVAL[enough[-1]]
+    return "heavier" if ratio > HEAVIER else "lighter" if ratio < LIGHTER else "sub-Gaussian"
+
+
+def _cells(state: Deposit) -> tuple[Floats, Floats]:
+    """Masses (m, L) and the scores at the centres of their cells: cell number c is centred at (c +
+    points/2) spacing.
+    """
+    cells = state.cells[-2].double().clamp_min(0.0).cpu().numpy()  # splines may round below 0
+    number = state.end.cpu().numpy()[:, None] + np.arange(-cells.shape[1], 0)
+    return cells, (number + state.grid.points / 2) * state.grid.spacing
+
+
+def _moments(state: Deposit) -> tuple[Floats, Floats]:
+    """Mean and variance of the scores, the smoothing taken out."""
+    cells, centre = _cells(state)
+    share = cells / cells.sum(axis=1, keepdims=True)
+    mean = (share * centre).sum(axis=1)
+    wide = (share * np.square(centre - mean[:, None])).sum(axis=1)
+    return mean, np.maximum(wide - state.grid.points * state.grid.spacing**2 / 12.0, 0.0)

@@ -14,7 +14,6 @@ import torch
 
 from esscher.attention.head import coupling_of, horizon_of_covariances
 from esscher.errors import grid as deposit
-from esscher.errors.budget import tokens_needed
 from esscher.errors.curve import CURVE, HORIZONS
 from esscher.errors.grid import Deposit
 from esscher.probe.curves import (
@@ -29,7 +28,6 @@ from esscher.probe.curves import (
     headline,
     headline_numbers,
     needed_column,
-    or_nan,
     percent,
     pool_place,
 )
@@ -49,12 +47,14 @@ from esscher.probe.statistic import (
     largest_variance,
 )
 from esscher.runs.columns import Column
-from esscher.tails.regimes import LABELS, HeadEvidence, classify, share_frozen, slow_until
+from esscher.tails.regimes import LABELS, HeadEvidence, classify
 from esscher.tails.scores import (
-    first_centres,
+    GAUSSIAN_SURVIVAL,
+    SURVIVAL_AT,
     khat_threshold,
-    score_histogram,
     softmax_statistics,
+    survival,
+    tail_verdict,
 )
 from esscher.theory import bohbot, sharp
 
@@ -76,18 +76,18 @@ CURVES = (
     EFFECTIVE_TOKENS,
     Column("sampling", "word", "sampling", "Keys are drawn with replacement, or each kept."),
 )
-STANDARD = Column("z", "float", "z", "Score in standard deviations above the query's mean.")
-GAUSSIAN = Column("gaussian", "float", "Gaussian", "The same for a Gaussian of equal variance.")
-SCORES = (
-    STANDARD,
-    Column("density", "float", "density", "Density of the standardised scores of all queries."),
-    *(GAUSSIAN, LAYER, HEAD),
-)
 TAILS = (
-    STANDARD,
+    Column("z", "float", "z", "Score in standard deviations above the query's mean."),
     Column("survival", "float", "survival", "Share of the scores above z standard deviations."),
-    *(GAUSSIAN, LAYER, HEAD),
+    Column("gaussian", "float", "Gaussian", "The same for a Gaussian of equal variance."),
+    LAYER,
+    HEAD,
 )
+
+
+def no_keys(head: HeadView, queries: int, sampling: str) -> Deposit:
+    """Score grids of some queries of a head before any key."""
+    return deposit.init(queries, deposit.choose_grid(head.queries.dtype, sampling), head.center)
 
 
 class Draws(Statistic):
@@ -109,11 +109,10 @@ class Draws(Statistic):
         return tuple(replace(column, ends=ends.get(column.key)) for column in found)
 
     def tables(self, spec: ProbeSpec) -> dict[str, tuple[Column, ...]]:
-        return {"curves": CURVES, "scores": SCORES, "tails": TAILS}
+        return {"curves": CURVES, "tails": TAILS}
 
     def init(self, head: HeadView) -> Deposit:
-        grid = deposit.choose_grid(head.queries.dtype, self.sampling)
-        return deposit.init(len(head.queries), grid, head.center)
+        return no_keys(head, len(head.queries), self.sampling)
 
     def update(self, state: Deposit | AllKeys, head: HeadView) -> Deposit | AllKeys:
         return add_keys(state, head.scores, head.values, head.all_keys)
@@ -124,27 +123,18 @@ class Draws(Statistic):
     def reduce(self, state: Deposit | AllKeys, head: Head) -> Numbers:
         ladder = drawn_ladder(head.spec, head.n_keys)
         found = error_numbers(state, ladder, self.sampling, head.n_keys, head.notes)
-        masses = state
         if isinstance(state, AllKeys):
+            softmax = state.softmax()
             masses = state.masses(deposit.choose_grid(state.q.dtype, self.sampling))
-        assert isinstance(masses, Deposit)
-        grid, cells = masses.grid, masses.cells[-2].clamp_min(0.0)  # splines may round below 0
-        first = first_centres(masses)
-        softmax = (
-            state.softmax()
-            if isinstance(state, AllKeys)
-            else softmax_statistics(cells, first, grid.spacing, grid.points)
-        )
-        each = torch.ones(len(first), dtype=torch.float64)
-        return found | {
-            "effective": torch.from_numpy(softmax.effective_tokens),
-            "entropy": torch.from_numpy(softmax.entropy),
-            "sd": torch.from_numpy(softmax.sd),
-            "cells": cells,
-            "last": first + (cells.shape[1] - 1) * grid.spacing,
-            "spacing": grid.spacing * each,
-            "points": grid.points * each,
+        else:
+            softmax, masses = softmax_statistics(state), state
+        numbers = {
+            "effective": softmax.effective_tokens,
+            "entropy": softmax.entropy,
+            "sd": softmax.sd,
+            "survival": survival(masses),
         }
+        return found | {name: torch.from_numpy(values) for name, values in numbers.items()}
 
     def measure(self, head: HeadView) -> Numbers:
         found = super().measure(head)
@@ -154,9 +144,9 @@ class Draws(Statistic):
         curve = curve_of(found, drawn_ladder(end.spec, end.n_keys), self.sampling)
         place = pool_place(curve, end.row["n_keys"])
         spread = float(np.median(found["sd"].numpy()))
-        spacing, points = float(found["spacing"][0]), int(found["points"][0])
-        first = found["last"] - (found["cells"].shape[1] - 1) * spacing
-        shape = score_histogram(found["cells"], first, spacing, points=points)
+        seen = found["survival"][~found["survival"].isnan().any(1)].numpy()
+        above = seen.mean(axis=0) if len(seen) else np.full(len(SURVIVAL_AT), math.nan)
+        frozen_from = 2 * found["keys"].double().log()
         row = headline(curve, end.spec, end.n_keys) | {
             "rms_at_n": float(curve.rms[place]),
             "relative_at_n": float(curve.relative[place]),
@@ -165,27 +155,17 @@ class Draws(Statistic):
             "effective_tokens": float(1 / (1 / found["effective"]).mean()),
             "entropy": float(found["entropy"].mean()),
             "score_sd": spread,
-            "share_frozen": share_frozen(found["sd"].numpy(), found["keys"].double()),
+            "share_frozen": float((found["sd"].square() > frozen_from).double().mean()),
             "freezing_tokens": sharp.freezing_tokens(spread),
-            "score_verdict": shape.verdict,
+            "score_verdict": tail_verdict(above, float(np.median(found["keys"]))),
             "accuracy": curve.accuracy,
         }
         if end.spec.pool == "sequence":
-            row["output_difference"] = _difference(found)
-        middle = 0.5 * (shape.edges[1:] + shape.edges[:-1])
-        scores = {"z": middle, "density": shape.density, "gaussian": shape.gaussian_density}
-        tails = {"z": shape.at, "survival": shape.survival, "gaussian": shape.gaussian_survival}
-        frames = {"scores": pd.DataFrame(scores), "tails": pd.DataFrame(tails)}
-        return Result(row, {"curves": curve_rows(curve), **frames})
-
-
-def _difference(found: Numbers) -> float:
-    """Of the limits from the model's own outputs, relative to the largest of these."""
-    if "outputs" not in found:
-        return math.nan
-    outputs = found["outputs"].double()
-    size, apart = float(outputs.abs().max()), float((found["limit"] - outputs).abs().max())
-    return apart / size if size > 0 else apart
+            outputs = found["outputs"].double()
+            apart, size = (found["limit"] - outputs).abs().max(), outputs.abs().max()
+            row["output_difference"] = float(apart / size if size > 0 else apart)
+        tails = {"z": SURVIVAL_AT, "survival": above, "gaussian": GAUSSIAN_SURVIVAL}
+        return Result(row, {"curves": curve_rows(curve), "tails": pd.DataFrame(tails)})
 
 
 class Kept(Statistic):
@@ -198,8 +178,7 @@ class Kept(Statistic):
         return {"curves": CURVES}
 
     def init(self, head: HeadView) -> Deposit:
-        grid = deposit.choose_grid(head.queries.dtype, self.sampling)
-        return deposit.init(len(head.kept), grid, head.center)
+        return no_keys(head, len(head.kept), self.sampling)
 
     def update(self, state: Deposit | AllKeys, head: HeadView) -> Deposit | AllKeys:
         if not len(head.kept):
@@ -241,14 +220,15 @@ class Theory(Statistic):
         return THEORY
 
     def finish(self, found: Numbers, end: HeadEnd) -> Result:
-        layer, head, scale = end.layer, end.head, end.info.scale
-        key_cov, query_cov = layer.k.cov[end.kv_head], layer.q.cov[head]
-        if layer.gram is not None and layer.hidden is not None:
-            space, reach = "hidden", largest_variance(layer.hidden.cov)
-            outer = layer.gram[head].to(key_cov)
+        moments, gram = end.layer.moments, end.layer.gram
+        head, scale = end.head, end.info.scale
+        key_cov, query_cov = moments.k.cov[end.kv_head], moments.q.cov[head]
+        if gram is not None and moments.hidden is not None:
+            space, reach = "hidden", largest_variance(moments.hidden.cov)
+            outer = gram[head].to(key_cov)
         else:
             space = "query-key"
-            reach = largest_variance(layer.moments.pair_cov(head, end.kv_head))
+            reach = largest_variance(moments.pair_cov(head, end.kv_head))
             outer = torch.eye(len(key_cov)).to(key_cov)
         horizon = horizon_of_covariances(key_cov, outer, scale)
         horizon2 = horizon_of_covariances(key_cov, query_cov, scale)
@@ -276,15 +256,13 @@ class Regime(Statistic):
         return REGIME
 
     def finish(self, found: Numbers, end: HeadEnd) -> Result:
-        row, hidden = end.row, end.layer.hidden
-        draws, seen = (
-            end.found[Draws.name],
-            round(float(end.found["tail"]["count"].double().mean())),
-        )
+        row, tails = end.row, end.layer.tails
+        draws = end.found[Draws.name]
+        seen = round(float(end.found["tail"]["count"].double().mean()))
         curve = curve_of(draws, drawn_ladder(end.spec, end.n_keys), Draws.sampling)
-        plain = math.sqrt(float(end.layer.v.cov[end.kv_head].trace()))
+        plain = math.sqrt(float(end.layer.moments.v.cov[end.kv_head].trace()))
         n = float(curve.n[pool_place(curve, row["n_keys"])])
-        verdict = "unknown" if hidden is None else hidden.verdict
+        verdict = "unknown" if tails is None else tails.verdict
         regime = classify(
             HeadEvidence(
                 n=row["n_keys"],
@@ -297,7 +275,6 @@ class Regime(Statistic):
                 exponent=row["beta_fit"],
                 exponent_low=row["beta_low"],
                 exponent_high=row["beta_high"],
-                slow_until=math.nan if curve.slope is None else slow_until(curve.n, curve.slope),
                 relative_rms=row["relative_at_n"],
                 constant_ratio=row["rms_at_n"] * math.sqrt(n) / plain if plain > 0 else math.nan,
                 coupling=row["coupling"],
@@ -315,8 +292,6 @@ class Regime(Statistic):
 
 
 # ---- Horizon ablation: scores multiplied with alpha, and the exponent against alpha^2.
-
-ERROR = 0.1  # relative, that tokens are counted for
 
 
 @dataclass(frozen=True)
@@ -344,9 +319,8 @@ class Scales(Statistic):
             )
 
     def init(self, head: HeadView) -> Scaled:
-        grid = deposit.choose_grid(head.queries.dtype, Draws.sampling)
-        empty = {str(x): deposit.init(len(head.kept), grid, head.center) for x in head.spec.scales}
-        return Scaled(empty)
+        empty = no_keys(head, len(head.kept), Draws.sampling)
+        return Scaled({str(scale): empty for scale in head.spec.scales})
 
     def update(self, state: Scaled, head: HeadView) -> Scaled:
         if not len(head.kept):
@@ -377,15 +351,8 @@ class Scales(Statistic):
             own = {key.removeprefix(start): x for key, x in found.items() if key.startswith(start)}
             curve = curve_of(own, drawn_ladder(end.spec, end.n_keys), Draws.sampling)
             fit = fitted(curve, fit_range(end.spec, end.n_keys), end.queries.windows[end.kept])
-            place = pool_place(curve, end.row["n_keys"])
             theory = _exponents(scale**2 * end.row["coupling"], scale * end.row["horizon2"])
-            rows.append(
-                {"scale": scale, "status": "ok", "reason": "", **fit, **theory}
-                | {
-                    "relative_at_n": float(curve.relative[place]),
-                    needed_column(ERROR): or_nan(tokens_needed, curve, ERROR),
-                }
-            )
+            rows.append({"scale": scale, **fit, **theory})
         return Result({}, {"scales": pd.DataFrame(rows)} if rows else {})
 
 
@@ -531,7 +498,7 @@ THEORY = (
 )
 REGIME = (
     Column(
-        "token_verdict", "word", "tokens' tails", "Tokens are sub-Gaussian, heavier or lighter."
+        "token_verdict", "word", "tokens' tails", "Tokens are sub-Gaussian, heavier or undecided."
     ),
     Column(
         "regime",
@@ -565,13 +532,10 @@ def scale_columns(spec: ProbeSpec) -> tuple[Column, ...]:
         LAYER,
         HEAD,
         Column("scale", "float", "scale α", "What the scores are multiplied with.", "log"),
-        Column("status", "word", "status", "ok, or why there is no exponent."),
-        Column("reason", "word", "reason", "Why there is no exponent."),
         replace(known["beta_fit"], help=f"{known['beta_fit'].help} {L2}"),
         Column("beta_low", "float", "exponent, low", f"Lower {ends}"),
         Column("beta_high", "float", "exponent, high", f"Upper {ends}"),
         *(known[key] for key in ("coupling", "horizon2")),
         *(replace(known[key], help=MOMENTS) for key in ("beta_paper", "beta_paper_experimental")),
-        *(known[key] for key in ("beta_sharp", "beta_sharp_rms", "relative_at_n")),
-        replace(known[needed_column(ERROR)], ends=None),
+        *(known[key] for key in ("beta_sharp", "beta_sharp_rms")),
     )

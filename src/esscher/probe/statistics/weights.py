@@ -34,7 +34,7 @@ from esscher.probe.spec import SMALLEST, ProbeSpec
 from esscher.probe.statistic import HEAD, LAYER, Head, HeadEnd, HeadView, Numbers, Result, Statistic
 from esscher.runs.columns import Column
 from esscher.tails import scores as tails
-from esscher.tails.scores import TopScores, first_centres, softmax_statistics, tail_length
+from esscher.tails.scores import TopScores, tail_length
 
 if TYPE_CHECKING:
     from esscher.probe.pools import WindowQueries
@@ -323,7 +323,6 @@ BELOW = (2, 4, 8)  # n before the ladder's first: where the largest weight falls
 HALF = 0.5
 TEMPERED = "_tempered"  # ends the names of columns at a temperature
 ORIGINS = ("random keys", "random keys, tempered")
-POSITION = "position"
 
 
 @dataclass(frozen=True)
@@ -340,9 +339,8 @@ class Dispersion(Statistic):
     """How softmax spreads over n keys as n grows: effective tokens, entropy, largest weight, and
     the weight of a planted key, of the kept queries.
 
-    ``random keys``: n keys drawn at random from those that the query sees, exact expectations
-    (esscher.errors.dispersion). ``position``: the queries as they stand, with all the keys that
-    they see.
+    The n keys are drawn at random from those that the query sees: exact expectations
+    (esscher.errors.dispersion).
     """
 
     name = "dispersion"
@@ -358,7 +356,7 @@ class Dispersion(Statistic):
         """Refuse a temperature that is not above 0 at some n, and a planted key that some query
         does not see.
         """
-        spec, places = session.spec, session.queries.positions
+        spec = session.spec
         most = max(session.most_keys(layer) for layer in session.layers)
         factors(spec.temperature, np.array([BELOW[0], most]))
         if spec.planted is None:
@@ -368,23 +366,14 @@ class Dispersion(Statistic):
                 "planted: a key has a place in a query's own context; use --pool sequence, or leave"
                 " --planted out"
             )
-        real = (~session.windows.padding).sum(axis=1)[session.queries.windows]
-        for layer in session.layers:
-            shape, seen = session.loaded.shapes[layer], session.seen_keys(layer)
-            reach = real if shape.window is None else np.full_like(real, shape.window)
-            low, high = np.maximum(places - reach, 0), np.minimum(places + reach, real - 1)
-            if shape.causal:
-                low, high = places - seen + 1, places
-            unseen = np.flatnonzero(
-                ((spec.planted < low) | (spec.planted > high)) & (seen >= FEWEST)
+        last = int((~session.windows.padding).sum(axis=1).min()) - 1
+        if any(session.loaded.shapes[layer].causal for layer in session.layers):
+            last = int(session.queries.positions.min())
+        if spec.planted > last:
+            raise ValueError(
+                f"planted: expected a position that every query sees, got {spec.planted}; use 0 to"
+                f" {last}, or later queries (--positions)"
             )
-            if unseen.size:
-                i = int(unseen[0])
-                raise ValueError(
-                    f"planted: expected a position that every query sees, got {spec.planted}; in"
-                    f" layer {layer} the query at position {places[i]} sees those from {low[i]} to"
-                    f" {high[i]}"
-                )
 
     def init(self, head: HeadView) -> Scores:
         """The grid is so fine that it can be read at every temperature of the ladder."""
@@ -422,7 +411,7 @@ class Dispersion(Statistic):
         found = _numbers(_curve(state, n, factors(None, n)), "")
         if temperature is not None:
             found |= _numbers(_curve(state, n, factors(temperature, n)), TEMPERED)
-        return found | _as_they_stand(state)
+        return found
 
     def finish(self, found: Numbers, end: HeadEnd) -> Result:
         spec, windows = end.spec, end.queries.windows[end.kept]
@@ -433,8 +422,6 @@ class Dispersion(Statistic):
             curve = DispersionCurve(n, factors(heat, n), *arrays)
             row |= {f"{key}{mark}": value for key, value in _summary(curve, windows).items()}
             frames.append(curve.to_frame().assign(origin=origin))
-        if spec.pool == "sequence":
-            frames.append(_positions(found))
         return Result(row, {"dispersion": pd.concat(frames, ignore_index=True)})
 
 
@@ -461,29 +448,6 @@ def _curve(state: Scores, n: Counts, heat: Floats) -> DispersionCurve:
         place = own[: state.place].sum()[None] if there else None
         found.append(from_scores(row[own][None], n, heat, place))
     return DispersionCurve.of_all(found)
-
-
-def _as_they_stand(state: Scores) -> dict[str, Tensor]:
-    """Keys, effective tokens, entropy, largest and planted weight of each query, (m_kept,)."""
-    masses = state.masses
-    if isinstance(masses, AllKeys):
-        softmax = masses.softmax()
-        top = torch.stack([row.max() for row in masses.rows()])
-    else:
-        grid, first = masses.grid, first_centres(masses)
-        softmax = softmax_statistics(masses.cells[-2], first, grid.spacing, grid.points)
-        top = state.top.scores[:, 0]
-    log_sum = torch.from_numpy(softmax.log_sum_exp)
-    largest, planted = (
-        torch.exp(score.double().cpu() - log_sum).clamp(max=1) for score in (top, state.planted)
-    )
-    return {
-        "keys": masses.keys.double().cpu(),
-        "own_tokens": torch.from_numpy(softmax.effective_tokens),
-        "own_entropy": torch.from_numpy(softmax.entropy),
-        "own_largest": largest,
-        "own_planted": planted,
-    }
 
 
 def ladder(spec: ProbeSpec, keys: int) -> Counts:
@@ -523,26 +487,6 @@ def _crossing(n: Counts, weight: Floats) -> float:
     i = int(above[-1])
     share = (weight[i] - HALF) / (weight[i] - weight[i + 1])
     return float(n[i] * (n[i + 1] / n[i]) ** share)
-
-
-def _positions(found: Numbers) -> pd.DataFrame:
-    """Queries that see about as many keys, to a quarter of an octave, together: their means."""
-    keys = found["keys"].numpy()
-    group = np.unique(np.round(4 * np.log2(keys)), return_inverse=True)[1]
-    count = np.bincount(group)
-    names = ("own_entropy", "own_largest", "own_planted")
-    entropy, largest, planted = (np.bincount(group, found[x].numpy()) / count for x in names)
-    return pd.DataFrame(
-        {
-            "n": np.round(np.bincount(group, keys) / count).astype(np.int64),
-            "temperature": 1.0,
-            "effective_tokens": count / np.bincount(group, 1 / found["own_tokens"].numpy()),
-            "entropy": entropy,
-            "largest_weight": largest,
-            "planted_weight": planted,
-            "origin": POSITION,
-        }
-    )
 
 
 # ---- columns
@@ -587,15 +531,11 @@ DISPERSION = (
         "origin",
         "word",
         "origin",
-        "Which n keys: drawn at random from those a query sees, or all that queries so deep see.",
-        words=(*ORIGINS, POSITION),
-        meanings=(
-            "n keys drawn at random",
-            "the same, scores times the temperature",
-            "queries that see n keys, as they stand",
-        ),
+        "Random keys with the model's own scores, or with scores times the temperature.",
+        words=ORIGINS,
+        meanings=("n keys drawn at random", "the same, scores times the temperature"),
     ),
-    Column("n", "int", "keys n", "Number of keys; the mean of positions taken together.", "log"),
+    Column("n", "int", "keys n", "Number of keys.", "log"),
     Column("temperature", "float", "temperature", "What the scores are multiplied with at this n."),
     EFFECTIVE_TOKENS,
     Column("entropy", "float", "entropy", "Mean entropy of the softmax weights, in nats."),

@@ -1,5 +1,5 @@
 // Charts as SVG. A chart is data: {x: {label, log, low, high}, y: {...}, series: [...], marks: [...], height}.
-// A series: {label, x, y, mode: "line" | "points" | "bars", low, high, dash, color, shades, names, links, faint, hidden}.
+// A series: {label, x, y, mode: "line" | "points", low, high, dash, color, shades, names, links, faint, hidden}.
 // A mark: {x or y, label, dash, color}: a line across the plot.
 // low and high of an axis are where it ends; a straight one goes on to hold points beyond, a logarithmic one cuts what is tiny.
 // What is shown while a reader looks closer: zoom: {x: [low, high], y: [low, high]}.
@@ -33,8 +33,7 @@ function mountChart(spec) {
 
 function legend(spec, redraw) {
   const entries = spec.series.filter((series) => series.label && !series.unlisted).map((series) => {
-    const mark = series.mode === "bars" ? svg("rect", { x: 4, width: 14, height: 12, fill: colorOf(series), opacity: 0.45 })
-      : series.tick ? svg("line", { x1: 6, x2: 16, y1: 6, y2: 6, stroke: colorOf(series), "stroke-width": 2 })
+    const mark = series.tick ? svg("line", { x1: 6, x2: 16, y1: 6, y2: 6, stroke: colorOf(series), "stroke-width": 2 })
       : series.mode === "points"
       ? svg("circle", { cx: 11, cy: 6, r: 3.5, fill: colorOf(series) })
       : svg("line", { x1: 1, x2: 21, y1: 6, y2: 6, stroke: colorOf(series), "stroke-width": 2, "stroke-dasharray": DASH[series.dash] });
@@ -176,10 +175,7 @@ function drawSeries(layer, series, { X, Y, drawn, bottom }) {
   const group = svg("g", { class: `series ${series.mode || "line"}` });
   // of its interval; a low end of 0 has no place on a log scale
   const ends = (i) => (series.low && series.low[i] !== null && series.high[i] !== null ? [Y(series.high[i]), Number.isFinite(Y(series.low[i])) ? Y(series.low[i]) : bottom] : null);
-  if (series.mode === "bars") {
-    const wide = shown.length > 1 ? Math.abs(shown[1][0] - shown[0][0]) : 10;
-    for (const [x, y] of shown) group.append(svg("rect", { x: x - wide / 2, y, width: wide, height: Math.max(0, bottom - y), fill: colorOf(series), opacity: 0.45 }));
-  } else if (series.mode === "points") {
+  if (series.mode === "points") {
     for (const [x, y, i] of shown) {
       const bar = ends(i);
       if (bar) group.append(svg("line", { x1: x, x2: x, y1: bar[1], y2: bar[0], stroke: colorOf(series, i), "stroke-width": 1.2, opacity: 0.7 }));

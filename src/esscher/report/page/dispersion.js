@@ -4,9 +4,9 @@ function spreadOf(atlas, i) {
   const stored = (atlas.dispersion || [])[i];
   if (!stored) return null;
   const [keys, tokens, largest, planted] = atlas.spread_labels, x = { label: keys, log: true };
-  const lines = (column, name, color, dash) => atlas.origins.flatMap(([, said, points], j) => {
+  const lines = (column, name, color, dash) => atlas.origins.flatMap((said, j) => {
     if (!stored[j] || !finite(stored[j][column]).length) return [];
-    return [{ label: name ? `${name}, ${said}` : said, x: atlas.grid(stored[j][0]), y: stored[j][column], color: color + j, dash: j ? "dashed" : dash, mode: points ? "points" : "line", thick: 2 }];
+    return [{ label: name ? `${name}, ${said}` : said, x: atlas.grid(stored[j][0]), y: stored[j][column], color: color + j, dash: j ? "dashed" : dash, thick: 2 }];
   });
   const spread = lines(1, "", 0, "solid"), n = finite(spread.flatMap((one) => one.x)), ends = [Math.min(...n), Math.max(...n)];
   const power = atlas.value("tokens_exponent", i), half = atlas.value("half_weight_at", i);

@@ -36,7 +36,7 @@ function headContent(atlas, i) {
   const charts = [];
   if (curves.length) charts.push(el("div", { class: "tall" }, mountChart(errorChart(atlas, i, curves)), slopeOf(atlas, i, curves)));
   else charts.push(el("p", { class: "soft" }, "No error curve was stored for this head."));
-  const side = el("div", { class: "side" }, sentencesOf(atlas, i), scoreChart(atlas, i), tailChart(atlas, i));
+  const side = el("div", { class: "side" }, sentencesOf(atlas, i), tailChart(atlas, i));
   return [bar, el("div", { class: "headgrid" }, ...charts, side), looksOf(atlas, i), convergedOf(atlas, i), frontierOf(atlas, i), spreadOf(atlas, i), numbersOf(atlas, i)].filter(Boolean);
 }
 
@@ -112,16 +112,6 @@ function slopeOf(atlas, i, curves) {
   }
   return mountChart({ title: "Local exponent", height: 220, x: { label: "tokens n", log: true }, y: { label: "−d log error / d log n", low: 0 },
     marks: [{ y: 0.5, label: "1/2", scaled: true }], series });
-}
-
-function scoreChart(atlas, i) {
-  const stored = (atlas.scores || [])[i];
-  if (!stored) return null;
-  const all = atlas.grid(stored[0]), bell = atlas.grid(stored[2]);
-  const shown = [...all.keys()].filter((j) => Math.abs(all[j]) <= 4 || stored[1][j] > 0);
-  const z = shown.map((j) => all[j]);
-  return mountChart({ title: "Scores against their Gaussian", height: 210, x: { label: "standardised score z" }, y: { label: "density", low: 0 },
-    series: [{ label: "scores", mode: "bars", color: 0, x: z, y: shown.map((j) => stored[1][j]) }, { label: "Gaussian", color: 1, x: z, y: shown.map((j) => bell[j]) }] });
 }
 
 function tailChart(atlas, i) {

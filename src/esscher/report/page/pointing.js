@@ -5,15 +5,13 @@ const BESIDE = 7; // what lies so close to the pointer is told as well
 const TOLD = 4; // at most so many at once
 const DRAG = 8; // a shorter way is a click
 
-// Where a series is nearest to a place: at a point, on its interval, in its bar, or between two points of a line.
-function nearestOf({ series, places, bottom }, x, y) {
+// Where a series is nearest to a place: at a point, on its interval, or between two points of a line.
+function nearestOf({ series, places }, x, y) {
   let best = null;
   const offer = (place, far) => { if (!best || far < best.far) best = { series, far, ...place }; };
-  const wide = series.mode === "bars" && places.length > 1 ? Math.abs(places[1].x - places[0].x) / 2 : 0;
   places.forEach((place, j) => {
     const up = place.ends && place.ends[0] < y && y < place.ends[1] ? 0 : y - place.y;
-    const inside = wide && Math.abs(place.x - x) <= wide && y >= place.y && y <= bottom;
-    offer(place, inside ? 0 : Math.hypot(place.x - x, up));
+    offer(place, Math.hypot(place.x - x, up));
     const next = places[j + 1];
     if ((series.mode || "line") !== "line" || !next || next.i !== place.i + 1) return;
     const [dx, dy] = [next.x - place.x, next.y - place.y], long = dx * dx + dy * dy;

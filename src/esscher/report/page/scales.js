@@ -9,8 +9,7 @@ function scalesOf(atlas) {
     { label: "median of the heads", color: 0, thick: 2.2, x, y: found.median },
     ...found.theory.map((line) => ({ ...line, thick: 1.4, x })),
   ];
-  const refused = found.refused ? ` ${found.refused} times the scores were too wide and the scale was refused; the table says of which head.` : "";
   const chart = mountChart({ title: "Exponents against the squared scale", height: 340, x: { label: "squared scale α²", log: true }, y: { label: "exponent", low: 0, high: 0.6 },
-    marks: [{ y: 0.5, label: "1/2" }], series, note: `Theory: medians over the same heads, coupling times α² and horizon times α. ${found.help}${refused}` });
+    marks: [{ y: 0.5, label: "1/2" }], series, note: `Theory: medians over the same heads, coupling times α² and horizon times α. ${found.help}` });
   return section("scales", "Scores multiplied", el("p", {}, "Every head measured again with its scores times α: what the horizon alone does to the rate."), chart);
 }
