@@ -3,8 +3,7 @@ of the pool.
 
 The kept queries meet each piece of the pool apart. Deposits add, so that pieces make every part of
 the pool, and the whole without one piece. Where each query has its own context, windows of text
-take the place of pieces. Halves of the pool also tell what it means that queries and keys are of
-one text: a query's own half against the other.
+take the place of pieces.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from esscher.errors.more_text import (
 from esscher.probe.curves import Number, error_numbers, headline_numbers, read_numbers
 from esscher.probe.spec import COMPARED, ProbeSpec, drawn_ladder
 from esscher.probe.statistic import HEAD, LAYER, Head, HeadEnd, HeadView, Numbers, Result, Statistic
-from esscher.probe.statistics.errors import Draws
+from esscher.probe.statistics.errors import Draws, no_keys
 from esscher.runs.columns import Column
 
 Floats = npt.NDArray[np.float64]
@@ -76,8 +75,7 @@ class MoreText(Statistic):
         return {"endless": ENDLESS}
 
     def init(self, head: HeadView) -> Pieces:
-        grid = deposit.choose_grid(head.queries.dtype, Draws.sampling)
-        return Pieces(deposit.init(len(head.kept), grid, head.center), {})
+        return Pieces(no_keys(head, len(head.kept), Draws.sampling), {})
 
     def update(self, state: Pieces, head: HeadView) -> Pieces:
         if head.pieces is None or state.wide or not len(head.kept):
@@ -107,7 +105,7 @@ class MoreText(Statistic):
         return replace(a, parts=parts)
 
     def reduce(self, state: Pieces, head: Head) -> Numbers:
-        """Means over the queries on parts of the pool of each size, and the errors on each half."""
+        """Means over the queries on parts of the pool of each size."""
         if len(state.parts) < PIECES:  # an own context, too wide, or fewer keys than pieces
             return {}
         n, found = drawn_ladder(head.spec, head.n_keys), dict[str, Tensor]()
@@ -117,17 +115,13 @@ class MoreText(Statistic):
                 error_numbers(part, n, Draws.sampling, head.n_keys, {}, interpolation=0.0)
                 for part in parts
             ]
-            squares = [one["limit"].square().sum(1) for one in errors]
             found |= {
                 f"{name} mse": torch.stack([one["mse"].mean(0) for one in errors]),
-                f"{name} limit": torch.stack([square.mean() for square in squares]),
+                f"{name} limit": torch.stack(
+                    [one["limit"].square().sum(1).mean() for one in errors]
+                ),
                 f"{name} sum_p2": torch.stack([one["sum_p2"].mean(0) for one in errors]),
             }
-            if name == "half":
-                at = int(np.searchsorted(n, COMPARED))
-                own = zip(errors, squares, strict=True)
-                pairs = [torch.stack([one["mse"][:, at], square], 1) for one, square in own]
-                found["halves"] = torch.stack(pairs, 1)  # (m_kept, 2, 2)
         return found
 
     def finish(self, found: Numbers, end: HeadEnd) -> Result:
@@ -150,8 +144,7 @@ class MoreText(Statistic):
         known = dict(zip(rows["number"], rows["status"], strict=True))
         told = [known[key] for key in (ERROR, EXPONENT, NEEDED, EFFECTIVE) if key in known]
         row["converged"] = max(told, key=STATUSES.index)
-        row["converged_reason"] = in_words(rows, row["converged"], end.row["n_keys"], own=own)
-        row["own_text_bias"] = _own_text_bias(found, end)
+        row["converged_reason"] = in_words(rows, row["converged"], own=own)
         return Result(row, {"endless": rows})
 
     def _without(self, end: HeadEnd, groups: npt.NDArray[np.int64]) -> Floats:
@@ -215,19 +208,6 @@ def _subsets(pieces: Sequence[Deposit]) -> Iterator[tuple[str, list[Deposit]]]:
     yield "without", without
 
 
-def _own_text_bias(found: Numbers, end: HeadEnd) -> float:
-    """Relative error at COMPARED against the half of the pool that a query stands in, over that
-    against the other half, less 1.
-    """
-    if not found:
-        return math.nan
-    upper = torch.from_numpy(end.queries.pieces[end.kept] >= PIECES // 2).long()
-    rows = torch.arange(len(upper))
-    own, other = (found["halves"][rows, half].mean(0) for half in (upper, 1 - upper))
-    sizes = [float(mse / limit) if limit > 0 else math.nan for mse, limit in (own, other)]
-    return math.sqrt(sizes[0] / sizes[1]) - 1 if sizes[1] > 0 else math.nan
-
-
 def _rows(
     read: Mapping[str, Floats], numbers: Sequence[Number], value: Floats, text: Extrapolation
 ) -> pd.DataFrame:
@@ -245,79 +225,37 @@ def _rows(
 
 # ---- in words
 
+TOLD = {
+    NEEDED: "tokens for an error of 10 %",
+    ERROR: f"relative error of {COMPARED:,} drawn tokens",
+    EXPONENT: "exponent",
+    EFFECTIVE: f"effective tokens of {COMPARED:,}",
+}
+SAID = {
+    CONVERGED: "Converged: more text of this kind would change these numbers little.",
+    NOT_CONVERGED: "Not converged: more text of this kind would change these numbers.",
+    BEYOND: "Beyond the text: this much text cannot tell these numbers; read more (--max-tokens).",
+}
 
-def in_words(rows: pd.DataFrame, status: str, keys: int, *, own: bool) -> str:
+
+def in_words(rows: pd.DataFrame, status: str, *, own: bool) -> str:
     """What the numbers of a head do on more text. ``rows``: its table ``endless``; ``own``: each
-    query has a context of its own, of ``keys`` keys on average.
+    query has a context of its own.
     """
     known = {str(row["number"]): row for row in rows.to_dict("records")}
-    if own:
-        parts = [_between(known[EXPONENT], "an exponent of {}")]
-        parts.append(_between(known[EFFECTIVE], f"{{}} effective tokens among {COMPARED:,}"))
-        parts = [part for part in parts if part]
-        if not parts:
-            return "One window of text cannot tell how much other windows differ."
-        return (
-            "Each query is measured in its own context; other windows of such text have"
-            f" {' and '.join(parts)}."
-        )
-    if status == CONVERGED:
-        parts = [_between(known[EXPONENT], "an exponent of {}")]
-        parts.append(_between(known[NEEDED], "{} tokens for an error of 10 %"))
-        told = " and ".join(part for part in parts if part) or "the same numbers"
-        return (
-            "Converged: more text of this kind would change these numbers little. An endless one"
-            f" has {told}."
-        )
-    for key in (NEEDED, ERROR, EXPONENT, EFFECTIVE):
-        row = known[key]
-        some_end = math.isfinite(row["low"]) or math.isfinite(row["high"])
-        if row["status"] == status and math.isfinite(row["value"]) and some_end:
-            return _changing(key, row, status, keys)
-    return (
-        f"Beyond the text: a few of these {keys:,} tokens decide what the head gives, and more text"
-        " may bring others that do; its numbers are those of this text alone."
-    )
-
-
-def _changing(key: str, row: Mapping[str, Any], status: str, keys: int) -> str:
-    """What the number was on halves of the text, what it is, and what to expect."""
-    what = {
-        NEEDED: "an error of 10 % takes {} randomly drawn tokens",
-        ERROR: f"{COMPARED:,} randomly drawn tokens leave an error of {{}}",
-        EXPONENT: "the error falls with exponent {}",
-        EFFECTIVE: f"of {COMPARED:,} randomly drawn tokens {{}} share the attention",
-    }[key]
-    value, half, low, high = (_told(key, row[name]) for name in ("value", "half", "low", "high"))
-    halves = f", {half} on halves of it" if math.isfinite(row["half"]) else ""
-    now = f"{what.format(value)} on this text of {keys:,} tokens{halves}"
-    if status == NOT_CONVERGED:
-        return (
-            f"Not converged: {now}. More text would change it: an endless one of this kind has"
-            f" {low} to {high}."
-        )
-    bound = f"at least {low}" if math.isfinite(row["low"]) else f"at most {high}"
-    return (
-        f"Beyond the text: {now}. This much text cannot tell it: an endless one of this kind has"
-        f" {bound}. Read more text (--max-tokens) to know."
-    )
-
-
-def _between(row: Mapping[str, Any], what: str) -> str:
-    low, high = row["low"], row["high"]
-    if not (math.isfinite(low) and math.isfinite(high)):
-        return ""
-    return what.format(f"{_told(row['number'], low)} to {_told(row['number'], high)}")
-
-
-def _told(key: str, value: float) -> str:
-    if not math.isfinite(value):
-        return ""
-    if key == EXPONENT:
-        return f"{value:.2f}"
-    if key == ERROR:
-        return f"{100 * value:.2g} %" if value < 1 else f"{100 * value:.0f} %"
-    return f"{value:.1f}" if value < 10 else f"{float(f'{value:.2g}'):,.0f}"
+    told = []
+    for key, label in TOLD.items():
+        ends = known[key]["low"], known[key]["high"]
+        low, high = (f"{end:,.0f}" if end >= 100 else f"{end:.3g}" for end in ends)
+        if np.isfinite(ends).all():
+            told.append(f"{label} {low} to {high}")
+        elif np.isfinite(ends).any():
+            told.append(
+                f"{label} {f'at least {low}' if math.isfinite(ends[0]) else f'at most {high}'}"
+            )
+    first = "Each query is measured in its own context." if own else SAID[status]
+    where = "Other windows of such text" if own else "Endless text"
+    return f"{first} {where}: {'; '.join(told)}." if told else first
 
 
 # ---- columns
@@ -326,13 +264,10 @@ INTERVAL = "end of the 90 % interval for more text of the same kind; empty where
 
 
 def _ends(number: Number) -> tuple[Column, Column]:
+    low, high = (key.replace("_", " ") for key in (number.low, number.high))
     return (
-        Column(
-            number.low, "float", number.low.replace("_", " "), f"{number.key}: lower {INTERVAL}"
-        ),
-        Column(
-            number.high, "float", number.high.replace("_", " "), f"{number.key}: upper {INTERVAL}"
-        ),
+        Column(number.low, "float", low, f"{number.key}: lower {INTERVAL}"),
+        Column(number.high, "float", high, f"{number.key}: upper {INTERVAL}"),
     )
 
 
@@ -354,13 +289,6 @@ HEAD_COLUMNS = (
     ),
     Column(
         "converged_reason", "word", "converged, why", "What the numbers do on more text, in words."
-    ),
-    Column(
-        "own_text_bias",
-        "float",
-        "own text, bias",
-        f"By how much the relative error of {COMPARED:,} keys is larger where the query stands in"
-        " the text that they are of: its own half of the pool against the other half.",
     ),
 )
 ENDLESS = (
