@@ -36,11 +36,6 @@ class LawFields(Plain):
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         (name,) = get_args(cls.model_fields["law"].annotation)
-        known = LAWS.setdefault(name, cls)
-        if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
-            raise ValueError(
-                f"law {name}: already declared, by {known.__module__}.{known.__qualname__}"
-            )
         LAWS[name] = cls
 
     def build(self, dtype: torch.dtype, device: str) -> Measure:
@@ -54,12 +49,12 @@ LAWS: dict[str, type[LawFields]] = {}
 
 
 def fields_of(measure: type[Measure], size: str = "scale") -> type[LawFields]:
-    """The fields of a law whose arguments are ``dim`` and numbers above 0, read off its
+    """The fields of a law whose positional arguments are ``dim`` and numbers above 0, read off its
     constructor; bind them to ``<Law>Fields`` beside the law, whose name in small letters they have.
     """
     fields: dict[str, Any] = {"law": (Literal[measure.__name__.lower()], ...)}
     for name, argument in inspect.signature(measure).parameters.items():
-        if name not in ("dtype", "device"):
+        if argument.kind is argument.POSITIONAL_OR_KEYWORD:
             kind = Dim if name == "dim" else PositiveFloat
             fields[name] = (kind, ... if argument.default is argument.empty else argument.default)
     made: type[LawFields] = create_model(

@@ -14,7 +14,6 @@ from esscher.inputs import as_positive
 
 DENSE = 512  # up to this size all singular values are computed
 SMALLEST, LARGEST = 1e-100, 1e100  # products of three such numbers stay in the range of float64
-SPREAD = 2.0**20  # coordinates further apart are brought to one size: eigh would round them away
 
 
 def in_range(x: Tensor, name: str) -> Tensor:
@@ -96,10 +95,7 @@ def norms(rows: Tensor) -> Float64[Tensor, "*batch"]:
 
 def units(rows: Tensor) -> Float64[Tensor, "*batch d"]:
     """Each row at length one; rows of zeros stay."""
-    largest = rows.detach().abs().amax(-1, keepdim=True).double()
-    # squares of small numbers would vanish
-    rows = rows.double() / torch.where(largest > 0.0, largest, 1.0)
-    return torch.nn.functional.normalize(rows, dim=-1, eps=1e-300)
+    return torch.nn.functional.normalize(rows.double(), dim=-1, eps=1e-300)
 
 
 def ball_radius(points: Float64[Tensor, "N d"]) -> float:
@@ -129,31 +125,20 @@ def check_covariance(
             f" up to {skew:.3g}; pass (cov + cov.T) / 2 if that is rounding"
         )
     cov = 0.5 * (cov + cov.T)
-    scales = _scales(cov)
-    scaled = cov / scales / scales[:, None]
-    diagonal = is_diagonal(scaled)
+    diagonal = is_diagonal(cov)
     if diagonal:
-        values, vectors = scaled.diagonal(), torch.ones_like(scaled[0])
+        values, vectors = cov.diagonal(), torch.ones_like(cov[0])
     else:
-        values, vectors = torch.linalg.eigh(scaled)
+        values, vectors = torch.linalg.eigh(cov)
     lowest = float(values.detach().min())
-    largest = max(float(values.detach().max()), float(scaled.detach().abs().max()))
+    largest = max(float(values.detach().max()), size)
     if lowest < -10 * cov.shape[0] * eps * largest:
         raise ValueError(
             f"{name}: expected a positive semi-definite matrix, got an eigenvalue"
             f" {lowest / largest:.3g} times the largest; singular is allowed, negative is not"
         )
     root = vectors * values.clamp_min(0.0).sqrt()
-    return cov, scales[:, None] * (torch.diag(root) if diagonal else root)
-
-
-def _scales(cov: Float64[Tensor, "d d"]) -> Float64[Tensor, " d"]:
-    """Standard deviations where they are far apart, else 1."""
-    deviations = cov.detach().diagonal().clamp_min(0.0).sqrt()
-    used = deviations[deviations > 0.0]
-    if used.numel() == 0 or float(used.max()) <= SPREAD * float(used.min()):
-        return torch.ones_like(deviations)
-    return torch.where(deviations > 0.0, deviations, used.max())
+    return cov, torch.diag(root) if diagonal else root
 
 
 def upper_bound(

@@ -28,15 +28,8 @@ FEW = 6  # and up to this one its corners are few
 class Product(Measure):
     """d independent copies of one symmetric law on the line: K(theta) = sum_i k(theta_i)."""
 
-    def __init__(
-        self,
-        dim: Any,
-        scale: Any = 1.0,
-        *,
-        dtype: torch.dtype = torch.float64,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        super().__init__(dim, dtype, device)
+    def __init__(self, dim: Any, scale: Any = 1.0, **place: Any) -> None:
+        super().__init__(dim, **place)
         self.scale = as_size(scale, "scale")
 
     @abstractmethod
@@ -146,15 +139,8 @@ class Cube(_Bounded):
 
     order: ClassVar[float] = 1.5
 
-    def __init__(
-        self,
-        dim: Any,
-        half_width: Any = 1.0,
-        *,
-        dtype: torch.dtype = torch.float64,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        Measure.__init__(self, dim, dtype, device)
+    def __init__(self, dim: Any, half_width: Any = 1.0, **place: Any) -> None:
+        Measure.__init__(self, dim, **place)
         self.half_width = as_size(half_width, "half_width")
 
     def _quantile_1d(self, u: Tensor) -> Tensor:

@@ -35,15 +35,8 @@ class Rotational(Measure):
 
     is_entire: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        dim: Any,
-        radius: Any = 1.0,
-        *,
-        dtype: torch.dtype = torch.float64,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        super().__init__(dim, dtype, device)
+    def __init__(self, dim: Any, radius: Any = 1.0, **place: Any) -> None:
+        super().__init__(dim, **place)
         self.radius = as_size(radius, "radius")
 
     @property
@@ -246,16 +239,8 @@ class Student(Measure):
     > 2.
     """
 
-    def __init__(
-        self,
-        dim: Any,
-        df: Any,
-        scale: Any = 1.0,
-        *,
-        dtype: torch.dtype = torch.float64,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        super().__init__(dim, dtype, device)
+    def __init__(self, dim: Any, df: Any, scale: Any = 1.0, **place: Any) -> None:
+        super().__init__(dim, **place)
         self.df = as_positive(df, "df")
         self.scale = as_size(scale, "scale")
 
