@@ -85,29 +85,22 @@ def as_attention(q: Any, k: Any, v: Any, scale: Any) -> tuple[Tensor, Tensor, Te
 def _read(value: Any, name: str) -> Tensor:
     if isinstance(value, Tensor):
         return value
-    if isinstance(value, np.ndarray):
-        return _from_array(value, name)
+    items = value if isinstance(value, list | tuple) else [value]
     try:
-        if isinstance(value, list | tuple) and value:
-            if all(isinstance(item, Tensor) for item in value):
-                return torch.stack(list(value))
-            if any(isinstance(item, np.ndarray) for item in value):
-                return _from_array(np.stack(value), name)
-        return torch.as_tensor(value, dtype=torch.float64)
+        if items and all(isinstance(item, Tensor) for item in items):
+            return torch.stack(list(items))
+        if not any(isinstance(item, np.ndarray) for item in items):
+            return torch.as_tensor(value, dtype=torch.float64)
+        array = np.asanyarray(value)
     except (TypeError, ValueError, RuntimeError, OverflowError) as cause:
         raise ValueError(
             f"{name}: expected numbers, got {type(value).__name__}: {cause}"
         ) from cause
-
-
-def _from_array(array: npt.NDArray[Any], name: str) -> Tensor:
-    """torch reads arrays of native byte order and rising strides that may be written to; others are
-    copied into one.
-    """
     masked = isinstance(array, np.ma.MaskedArray)
     if array.dtype.kind not in "fiub" or masked:
         kind = "a masked array" if masked else f"an array of dtype {array.dtype}"
         raise ValueError(f"{name}: expected floating-point numbers, got {kind}")
+    # torch reads native byte order and rising strides that may be written to; others are copied
     dtype = np.dtype(np.float64) if array.dtype == np.longdouble else array.dtype.newbyteorder("=")
     return torch.from_numpy(np.require(array, dtype, ["C", "W", "A"]))
 

@@ -129,7 +129,7 @@ def test_it_mixes_with_others() -> None:
 
 
 class Exponential(Measure):
-    """Independent coordinates of density exp(-y), y > 0. K = -sum log(1 - theta), finite below 1."""
+    """Independent coordinates of density exp(-y), y > 0: K = -sum log(1 - theta), theta < 1."""
 
     def _log_laplace(self, rows: torch.Tensor) -> torch.Tensor:
         return -torch.log1p(-rows).sum(1)
@@ -152,7 +152,7 @@ def test_a_tilt_outside_the_domain_is_refused_though_the_formula_gives_a_number(
     law, head = Exponential(2), es.Head([[0.3, 0.0], [0.0, 0.3]], [[1.0, 0.0], [0.0, 1.0]])
     with pytest.raises(
         ValueError,
-        match="theta: E exp<theta, y> is infinite .* at 1 of 2 tilts",
+        match=r"theta: E exp<theta, y> is infinite .* at 1 of 2 tilts",
     ):
         es.limit(head, law)([[5.0, 1.0], [0.1, 0.2]])
     with pytest.raises(ValueError, match="Exponential has no limit there"):

@@ -58,12 +58,6 @@ class Pushforward:
     def __iter__(self) -> Iterator[Tensor]:
         return iter((self.mean, self.cov))
 
-    def __getitem__(self, place: int) -> Tensor:
-        return (self.mean, self.cov)[place]
-
-    def __len__(self) -> int:
-        return 2
-
 
 @dataclass(frozen=True)
 class Limit:
@@ -81,6 +75,9 @@ class Limit:
     head: Head
     measure: Measure
     kernel: str
+
+    def __post_init__(self) -> None:
+        check_pair(self.head, self.measure)
 
     def __call__(self, queries: Any) -> Float[Tensor, "*batch d_out"]:
         x = as_tensor(queries, "queries")
@@ -127,43 +124,32 @@ def limit(head: Head, measure: Measure) -> Limit:
     """Softmax attention of ``head`` on infinitely many tokens of ``measure``, callable on rows of
     queries.
     """
-    check_pair(head, measure)
     return Limit(head, measure, "softmax")
 
 
 def linear_limit(head: Head, measure: Measure) -> Limit:
     """(1/n)-normalised linear attention on infinitely many tokens."""
-    check_pair(head, measure)
     return Limit(head, measure, "linear")
 
 
 def hardmax_limit(head: Head, measure: Measure) -> Limit:
     """Hardmax attention on infinitely many tokens."""
-    check_pair(head, measure)
     return Limit(head, measure, "hardmax")
 
 
-@dataclass(frozen=True)
-class SecondTilt:
-    """The law of a token tilted twice as far, which squared weights see: E[e^2 f(y)] / (E e)^2 =
-    exp(log_growth) E_{2 theta} f(y) with e = exp<theta, y>, for c = V y - Gamma(x).
+def second_tilt(
+    head: Head, measure: Measure, theta: Float64[Tensor, "*batch d"]
+) -> tuple[Float64[Tensor, "*batch"], Float64[Tensor, "*batch d_out"], Float64[Tensor, "*b d d"]]:
+    """(log_growth, shift, cov) of the law tilted twice as far, which squared weights see.
 
-    E_{2 theta} c = ``shift`` and the covariance of y under 2 theta is ``cov``, so that the delta
-    method's matrix is C = exp(log_growth) (V cov V^T + shift shift^T).
+    With e = exp<theta, y> and c = V y - Gamma(x): E[e^2 f(y)] / (E e)^2 = exp(log_growth) E_{2
+    theta} f(y), log_growth = K(2 theta) - 2 K(theta); shift = E_{2 theta} c = V (m_{2 theta} -
+    m_theta), cov = Hess K(2 theta). The delta method's matrix is C = exp(log_growth) (V cov V^T +
+    shift shift^T). ValueError where the law has no transform at 2 theta.
     """
-
-    log_growth: Float64[Tensor, "*batch"]  # K(2 theta) - 2 K(theta)
-    shift: Float64[Tensor, "*batch d_out"]  # V (m_{2 theta} - m_theta)
-    cov: Float64[Tensor, "*batch d d"]
-
-
-def second_tilt(head: Head, measure: Measure, theta: Float64[Tensor, "*batch d"]) -> SecondTilt:
-    """The law at twice each tilt; ValueError where it has no transform there."""
-    return SecondTilt(
-        log_growth=measure.log_laplace(2 * theta) - 2 * measure.log_laplace(theta),
-        shift=(measure.tilted_mean(2 * theta) - measure.tilted_mean(theta)) @ head.V.double().T,
-        cov=measure.tilted_cov(2 * theta),
-    )
+    log_growth = measure.log_laplace(2 * theta) - 2 * measure.log_laplace(theta)
+    shift = (measure.tilted_mean(2 * theta) - measure.tilted_mean(theta)) @ head.V.double().T
+    return log_growth, shift, measure.tilted_cov(2 * theta)
 
 
 # ---- pushforwards

@@ -355,10 +355,10 @@ def delta_covariance(
             (theta.shape[0], head.dim_out), torch.inf, dtype=torch.float64, device=theta.device
         )
         return torch.diag_embed(diagonal)
-    twice = second_tilt(head, measure, theta)
-    table = V @ twice.cov @ V.T + twice.shift[:, :, None] * twice.shift[:, None, :]
+    log_growth, shift, cov = second_tilt(head, measure, theta)
+    table = V @ cov @ V.T + shift[:, :, None] * shift[:, None, :]
     table = finite_result(table, "head.V: its values' covariance", "scale V down")
-    return _grown(table, twice.log_growth[:, None, None])
+    return _grown(table, log_growth[:, None, None])
 
 
 def _grown(table: Tensor, log_growth: Tensor) -> Tensor:
@@ -383,9 +383,9 @@ def delta_trace(head: Head, measure: Measure, queries: Any) -> Float64[Tensor, "
     traces = []
     try:
         for rows in torch.split(theta, max(1, BLOCK // measure.dim**2)):
-            twice = second_tilt(head, measure, rows)
-            spread = torch.einsum("ij,mij->m", gram, twice.cov)
-            traces.append(_grown(spread + twice.shift.square().sum(-1), twice.log_growth))
+            log_growth, shift, cov = second_tilt(head, measure, rows)
+            spread = torch.einsum("ij,mij->m", gram, cov)
+            traces.append(_grown(spread + shift.square().sum(-1), log_growth))
     except ValueError:
         measure.log_laplace(theta)  # no limit at theta itself: say that instead
         return torch.full((theta.shape[0],), torch.inf, dtype=torch.float64, device=theta.device)

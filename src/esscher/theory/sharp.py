@@ -172,9 +172,9 @@ def delta_bound_numbers(head: Head, measure: Measure, query: Any) -> dict[str, f
         raise ValueError(f"measure: the fourth moment of {type(measure).__name__} is not known")
     from esscher.attention.limit import second_tilt  # exponents alone need no laws
 
-    twice = second_tilt(head, measure, theta)
-    log_ratio = float(twice.log_growth)
-    spread = float((product(V, twice.cov) * V).sum() + twice.shift @ twice.shift)
+    log_growth, shift, cov = second_tilt(head, measure, theta)
+    log_ratio = float(log_growth)
+    spread = float((product(V, cov) * V).sum() + shift @ shift)
     ratio = math.exp(log_ratio) if log_ratio < 700.0 else math.inf
     centre = float((V @ (measure.tilted_mean(theta) - measure.mean.double())).norm())
     return {

@@ -240,7 +240,6 @@ FINISHERS = 4  # the best starts go on
 FINISH_STEPS = 60
 # of the radius: at a smooth maximum the height is then known to about the square of this
 SHORTEST = 1e-5
-BLOCK = 1 << 21  # scores held at once
 
 
 class Uniform(Metric):
@@ -251,12 +250,12 @@ class Uniform(Metric):
     in_float64 = True
 
     def error(self, draw: Draw) -> Errors:
-        plan, found = draw.plan, []
+        head, measure, radius, found = draw.plan.head, draw.plan.measure, draw.plan.radius, []
         for n in draw.ladder:
-            generator, y = draw.generator(f"starts {n}"), draw.tokens[:n]
-            found.append(uniform_error(plan.head, plan.measure, y, plan.radius, generator))
+            generator = draw.generator(f"starts {n}")
+            found.append(uniform_error(head, measure, draw.tokens[:n], radius, generator))
         errors, points = zip(*found, strict=True)
-        size = limit(plan.head, plan.measure)(torch.stack(points)).square().sum(1).mean()
+        size = limit(head, measure)(torch.stack(points)).square().sum(1).mean()
         return np.array(errors) ** 2, float(size)
 
 
@@ -272,7 +271,7 @@ def uniform_error(
     A lower bound that is attained, by projected gradient ascent of |Gamma_n(x) - Gamma(x)|^2 on the
     ball, each start with its own step length. Starts: random points on the sphere and inside,
     singular directions of A, and the directions in which the tokens of largest |A^T y| win the
-    softmax. In float64; memory flat in n.
+    softmax. In float64.
     """
     R = as_positive(radius, "radius")
     y = as_tensor(tokens, "tokens", ndim=2, last=head.dim).double().to(measure.device)
@@ -333,28 +332,13 @@ def _ascend(
 def error_and_gradient(
     head: Head, measure: Measure, y: Tensor, x: Tensor
 ) -> tuple[Float64[Tensor, " m"], Float64[Tensor, "m d_query"]]:
-    """h = |Gamma_n(x) - Gamma(x)|^2 / 2 for each row x, and its gradient in x.
-
-    With error e and w = V^T e:  grad h = A^T (Cov_n(theta) - Cov(theta)) w, the covariances of the
-    tokens under softmax weights and under the tilted law.
-    """
-    theta = head.tilt(x)
-    state = attention_state(theta, y, y, 1.0)
-    error = head.values(state.out) - limit(head, measure)(x)
-    w = error @ head.V.to(x)
-    spread = _covariance_times(theta, y, state, w)
-    spread = spread - torch.einsum("mij,mj->mi", measure.tilted_cov(theta), w)
-    return 0.5 * (error * error).sum(dim=1), spread @ head.A.to(x)
-
-
-def _covariance_times(theta: Tensor, y: Tensor, state: AttentionState, w: Tensor) -> Tensor:
-    """Cov_n(theta) w = sum_j p_j (y_j - m_n) <y_j - m_n, w>, block by block."""
-    mean, total = state.out, torch.zeros_like(state.out)
-    height = (mean * w).sum(dim=1, keepdim=True)
-    for block in torch.split(y, max(1, BLOCK // theta.shape[0])):
-        share = torch.exp(theta @ block.T - state.lse[:, None]) * (w @ block.T - height)
-        total += share @ block - share.sum(dim=1, keepdim=True) * mean
-    return total
+    """|Gamma_n(x) - Gamma(x)|^2 / 2 for each row x, and its gradient in x."""
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        finite = attention_state(head.queries(x), head.keys(y), head.values(y), 1.0).out
+        height = 0.5 * (finite - limit(head, measure)(x)).square().sum(dim=1)
+        (slope,) = torch.autograd.grad(height.sum(), x)
+    return height.detach(), slope
 
 
 METRICS: dict[str, Metric] = {
