@@ -111,9 +111,7 @@ def test_printed_lemma_c4_fails_at_one_token() -> None:
         "c_f": 1000.0,
         "limit4": 0.0,
     }
-    assert boursier.equation_16(1, boursier.Numbers(**numbers), printed=True)[0] < 0.3e6
     assert boursier.equation_16(1, boursier.Numbers(**numbers))[0] > 1e6
-    assert boursier.equation_17(1, 1e12, printed=True)[0] == 0.0
     assert boursier.equation_17(1, 1e12)[0] > 1e6
 
 

@@ -302,16 +302,15 @@ def _reciprocal(constant: float, sigma: float, u_norm: float) -> float:
 
 
 @_evaluated
-def equation_17(n: Any, fourth: float, g2: float = 1.0, *, printed: bool = False) -> Any:
+def equation_17(n: Any, fourth: float, g2: float = 1.0) -> Any:
     """Part of the mean square error from queries |z| <= B: 216 sqrt(fourth) g2 ln(max(n, 2)) /
-    n^{1/3}; printed: ln n. Source: [S] (17).
+    n^{1/3}. Source: [S] (17), which has ln n.
     """
-    logs = np.log(n if printed else np.maximum(n, 2.0))
-    return 216.0 * math.sqrt(fourth) * g2 * logs / np.cbrt(n)
+    return 216.0 * math.sqrt(fourth) * g2 * np.log(np.maximum(n, 2.0)) / np.cbrt(n)
 
 
 @_evaluated
-def equation_16(n: Any, of: Numbers, *, printed: bool = False) -> Any:
+def equation_16(n: Any, of: Numbers) -> Any:
     """Mean square L2(nu) error.
 
         (17) + 2 16^p sigma^{2p} n p c_f^2 e^{2d} (1 + [p=2] ..) g2
@@ -319,18 +318,11 @@ def equation_16(n: Any, of: Numbers, *, printed: bool = False) -> Any:
              + 2 ( sigma^{2p} c_f^2 sqrt(2 g4 C_{4p} (d^{2p} + ln(n)^{2p})) + sqrt(2 limit4) )
                    e^{d} n^{-1/(192 sigma^2 u^2)}
 
-    Printed: c_f for its square in the second term, and (17) as printed. Source: [S] Lemma C.6 and
-    its equation (16).
+    Source: [S] Lemma C.6 and its equation (16), which has c_f for its square in the second term.
     """
     peak = n ** (1.0 / (3.0 * of.p))  # sigma^2 |Uz|^2 = ln(n)/6
     second = _second_c4(n, of.d, of.sigma, peak, of.fourth, of.c_f, of.p, of.eighth) * of.g2
-    if printed and of.c_f:
-        second = second / of.c_f
-    return (
-        equation_17(n, of.fourth, of.g2, printed=printed)
-        + second
-        + _far_16(n, of) * _decay(n, 192.0, of)
-    )
+    return equation_17(n, of.fourth, of.g2) + second + _far_16(n, of) * _decay(n, 192.0, of)
 
 
 def _far_16(n: Any, of: Numbers) -> Any:
