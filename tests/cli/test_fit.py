@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,9 @@ import pandas as pd
 import pytest
 
 import esscher as es
-from esscher.cli.fit import _of_probe
+from esscher.cli.fit import _fitted
+from esscher.probe.curves import stored_curves
+from esscher.probe.spec import ProbeSpec, fit_points, fit_range
 from tests.cli.commands import run
 from tests.snapshot.runs import RUNS
 
@@ -67,9 +68,12 @@ def test_the_line_through_the_stored_curve_is_the_probes_own(
 ) -> None:
     """From the stored curve alone, the exponent of l2 is the run's; with a window it is another."""
     stored = es.load_run(folders["moments"])
-    (part,) = (part for _, curve, part, _, _ in _of_probe(stored) if curve.metric == "l2")
+    (head,) = stored.table("heads").to_dict("records")
+    points = fit_points(fit_range(ProbeSpec.read(stored.spec), int(head["n_keys"])))
+    curves = stored.table("curves")
+    part = stored_curves(curves[curves["n"].isin(points)], "l2")[head["layer"], head["head"]]
     again = es.fit_rate(part)
-    assert again.exponent == pytest.approx(float(stored.table("heads")["beta_fit"][0]), rel=1e-12)
+    assert again.exponent == pytest.approx(head["beta_fit"], rel=1e-12)
     assert "local slopes" in again.status.text
     (window,) = (
         row
@@ -94,37 +98,14 @@ def test_fit_of_a_sweep_is_the_sweeps_own(
             assert math.isclose(row[key], own[key], rel_tol=1e-12), (row, own)
 
 
-@pytest.mark.parametrize(("fit", "inside"), [((64, 4096), range(2, 9)), ((16, 256), range(0, 5))])
-def test_the_range_is_that_of_the_probe_whatever_the_pool(
-    fit: tuple[int, int], inside: range
-) -> None:
-    """A bent curve of a pool of 300 keys: the n of the fit lie below and beyond it, and n between
-    them are left out.
-    """
+def test_a_window_takes_every_n_inside() -> None:
     n = np.sort([300, 600, *2 ** np.arange(4, 16)])
     rms = n**-0.5 * (1 + 20 / n)
-    curves = pd.DataFrame(
-        {
-            "layer": 0,
-            "head": 1,
-            "metric": "l2",
-            "kind": "exact",
-            "n": n,
-            "rms": rms,
-            "relative": rms,
-        }
-    )
-    curves = curves.assign(stderr=0.0, q95=rms, local_slope=np.nan)
-    tables = {"curves": curves, "heads": pd.DataFrame({"layer": [0], "head": [1], "n_keys": [300]})}
-    stored = SimpleNamespace(
-        table=tables.__getitem__, tables=list(tables), spec={"job": "probe", "fit": list(fit)}
-    )
-    ((_, curve, fitted_part, _, _),) = _of_probe(stored)  # type: ignore[arg-type]
-    found = es.fit_rate(fitted_part)
-    fitted = 2.0 ** (4 + np.array(inside))
-    assert found.n.tolist() == fitted.tolist()
-    assert found.exponent == pytest.approx(
-        -np.polyfit(np.log(fitted), np.log(fitted**-0.5 * (1 + 20 / fitted)), 1)[0], rel=1e-12
-    )
-    asked = es.fit_rate(curve, window=(200.0, 700.0))
-    assert asked.n.tolist() == [256, 300, 512, 600]
+    curves = pd.DataFrame({"layer": 0, "head": 1, "metric": "l2", "kind": "exact", "n": n})
+    curves = curves.assign(rms=rms, relative=rms, stderr=0.0, q95=rms, local_slope=np.nan)
+    curve = stored_curves(curves, "l2")[0, 1]
+    (found,) = _fitted(iter([({"head": "0.1"}, curve)]), (200.0, 700.0))
+    assert (found["n_min"], found["n_max"]) == (256, 600)
+    inside = np.array([256.0, 300.0, 512.0, 600.0])
+    slope = np.polyfit(np.log(inside), np.log(inside**-0.5 * (1 + 20 / inside)), 1)[0]
+    assert found["exponent"] == pytest.approx(-slope, rel=1e-12)

@@ -193,7 +193,7 @@ def test_hostile_tokens_are_kept_as_they_are_but_short(tmp_path: Path) -> None:
     assert any(token == f"{'x' * module.LONGEST}…" for token in seen)
 
 
-def test_a_run_has_the_table_and_its_summary_the_sinks(text: Path, tmp_path: Path) -> None:
+def test_a_run_has_the_table(text: Path, tmp_path: Path) -> None:
     run = es.probe(
         texts=[PROSE],
         out=tmp_path / "run",
@@ -206,4 +206,3 @@ def test_a_run_has_the_table_and_its_summary_the_sinks(text: Path, tmp_path: Pat
     )
     assert run.columns("looks")["weight"].help.startswith("Share of the query's attention")
     assert heads["sink_token"].notna().all()
-    assert "sinks: " in run.summary()

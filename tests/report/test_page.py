@@ -154,7 +154,7 @@ def test_head_view_says_everything(visit: Visit, atlas_page: Path, atlas: Run) -
         "95 % of queries",
     ):
         assert part in legend
-    assert all(line.label in legend for line in theory_lines(atlas.columns("heads")))
+    assert all(line["label"] in legend for line in theory_lines(atlas.columns("heads")))
     assert "freezing point" in text.lower()
     assert page.count("#head .numbers tr") == len(atlas.table("heads").columns)
     # intervals

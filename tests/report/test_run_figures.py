@@ -67,11 +67,9 @@ def test_map_of_regimes_has_a_legend(atlas: Run) -> None:
 @pytest.mark.parametrize("against", ["horizon2", "coupling", "horizon"])
 def test_rates_have_a_point_per_head(atlas: Run, against: str) -> None:
     ax = atlas.plot_rates(against, ax=axes())
-    points = next(
-        part for part in ax.collections if part.get_label().startswith("a head")
-    ).get_offsets()
+    points = ax.containers[0].lines[0].get_xydata()
     heads = atlas.table("heads").sort_values(against)
-    assert np.array_equal(np.asarray(points), heads[[against, "beta_fit"]].to_numpy())
+    assert points == pytest.approx(heads[[against, "beta_fit"]].to_numpy(), rel=1e-4)
 
 
 def test_new_axes_when_none_are_given(atlas: Run) -> None:
@@ -153,8 +151,3 @@ def test_same_figure_same_bytes(atlas: Run, tmp_path: Path) -> None:
             load_run(atlas.path).plot_curve(0, 2, ax=figure.subplots())
             save_figure(figure, tmp_path / name)
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
-
-
-def test_unknown_format(atlas: Run, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="figures: expected some of svg, pdf, png, got gif"):
-        save_figures(atlas, ["gif"], tmp_path)

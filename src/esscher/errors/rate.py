@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -78,17 +78,6 @@ class RateFit:
     n: Counts
     local_slopes: Floats
     p_value: float
-
-    def with_exponent(self, exponent: float, low: float, high: float, source: str) -> RateFit:
-        """The same points with a given exponent and interval; the line keeps its mean height."""
-        middle = np.exp(np.log(self.n.astype(np.float64)).mean()) if self.n.size else np.nan
-        return replace(
-            self,
-            exponent=exponent,
-            constant=float(self.constant * middle ** (exponent - self.exponent)),
-            interval=(low, high),
-            status=replace(self.status, text=source),
-        )
 
     def __repr__(self) -> str:
         return f"RateFit({self})"

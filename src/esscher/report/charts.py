@@ -101,22 +101,24 @@ def errors_chart(curves: Any | None, metric: str, over: str) -> dict[str, Any]:
     }
 
 
-def exponents_chart(rates: Any, metric: str, columns: Mapping[str, Column]) -> dict[str, Any]:
-    rates = rates[rates["exponent"].notna()].sort_values("horizon2")
-    x = numbers(rates["horizon2"])
+def exponents_chart(
+    rates: Any, metric: str, columns: Mapping[str, Column], against: str = "horizon2"
+) -> dict[str, Any]:
+    """Measured exponents with their intervals, and theory's lines, against a column."""
+    rates = rates[rates["exponent"].notna()].sort_values(against)
+    x = numbers(rates[against])
     series: list[dict[str, Any]] = []
     if len(rates):
-        ends = {"low": numbers(rates["low"]), "high": numbers(rates["high"])}
-        points = {"label": "measured", "mode": "points", "color": 0}
-        series.append({**points, "x": x, "y": numbers(rates["exponent"]), **ends})
+        points = {"label": "measured", "mode": "points", "color": 0, "x": x}
+        series.append(points | {"y": numbers(rates["exponent"])})
+        series[0] |= {end: numbers(rates[end]) for end in ("low", "high") if end in rates}
     for line in theory_lines(columns):
-        if rates[line.key].notna().any():
-            style = {"label": line.label, "dash": line.dash, "color": line.color}
-            series.append({**style, "x": x, "y": numbers(rates[line.key])})
+        if rates[line["key"]].notna().any():
+            series.append({**line, "x": x, "y": numbers(rates[line["key"]])})
     return {
-        "title": f"Exponent of {metric} against the horizon",
+        "title": f"Exponent of {metric} against the {against.removesuffix('2')}",
         "note": "The error falls as n to minus the exponent; 0.5 is the square-root law.",
-        "x": {"label": columns["horizon2"].label, "log": True},
+        "x": {"label": columns[against].label, "log": True},
         "y": {"label": "exponent", "log": False, "low": 0},
         "marks": [{"y": 0.5, "label": "1/2"}],
         "series": series,

@@ -1,5 +1,5 @@
 """The page of a compression run: metrics against the share of the cache, predicted against measured
-loss, loss by layer.
+loss, the text with the keys that are kept.
 """
 
 from __future__ import annotations
@@ -7,10 +7,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import pandas as pd
+from matplotlib.figure import Figure
 
 from esscher.report.charts import charts_page
-from esscher.report.style import PALETTE, STYLE, WIDE, beside, save_figure, say
+from esscher.report.figures import draw_chart
+from esscher.report.style import STYLE, WIDE, save_figure, say
 from esscher.report.words import number, numbers, read_table, shortened
 from esscher.runs import Run
 
@@ -21,7 +24,7 @@ SHOWN = ("kl", "kl_behind", "loss_added", "agreement", "needle", "cosine", "neig
 
 def compression_page(run: Run) -> dict[str, Any]:
     """Charts of what there is, then the tables."""
-    charts = [*_metrics(run), *_checked(run), *_by_layer(run)]
+    charts = [*_metrics(run), *_checked(run)]
     model = shortened(str(run.spec.get("model", "")))
     line = f"What the answers of {model} lose when its KV cache is compressed."
     first = ["compress", "check", "kinds", "depth"]
@@ -64,27 +67,13 @@ def _kept(run: Run) -> dict[str, Any] | None:
 
 def save_check(run: Run, path: Path) -> Path:
     """Write the picture of measured against predicted divergence, log-log, with the diagonal."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    found = _checked(run)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(WIDE * 0.7, 3.4), layout="constrained")
         ax = figure.subplots()
-        if not found:
+        for chart in _checked(run):
+            draw_chart(chart, ax=ax)
+        if not ax.lines:
             say(ax, "nothing was predicted and measured above 0")
-        for chart in found:
-            ax.set(xscale="log", yscale="log")
-            ax.set(xlabel=chart["x"]["label"], ylabel=chart["y"]["label"])
-            for row in chart["series"]:
-                points = row.get("mode") == "points"
-                style: dict[str, Any]
-                style = {"ls": "", "marker": "o", "ms": 4} if points else {"lw": 1.0, "marker": ""}
-                color = PALETTE[row["color"]]
-                # names of rules come from outside: no mathematics is read in them
-                label = row["label"].replace("$", r"\$")
-                ax.plot(row["x"], row["y"], color=color, label=label, **style)
-            beside(ax)
         save_figure(figure, path)
     return path
 
@@ -142,20 +131,3 @@ def _checked(run: Run) -> list[dict[str, Any]]:
         " metric, no constant fitted. Second order: right below about 0.2 nats."
     )
     return [{"title": "Predicted against measured loss", "note": note, **axes, "series": series}]
-
-
-def _by_layer(run: Run) -> list[dict[str, Any]]:
-    """Predicted loss of each layer at the middle size."""
-    table = read_table(run, "layers")
-    if table is None or not len(table):
-        return []
-    sizes = sorted(table["keep"].dropna().unique())
-    own = table[table["keep"] == sizes[len(sizes) // 2]] if sizes else table
-    columns = run.columns("layers")
-    axes = {
-        "x": {"label": columns["layer"].label, "log": False},
-        "y": {"label": columns["nats"].label, "log": bool((own["nats"] > 0).all())},
-    }
-    title = "Predicted loss by layer" + (f", {sizes[len(sizes) // 2]:.0%} kept" if sizes else "")
-    series = _lines(own, "layer", "nats", None)
-    return [{"title": title, "note": columns["nats"].help, **axes, "series": series}]

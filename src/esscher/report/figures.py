@@ -14,12 +14,10 @@ import matplotlib
 import numpy as np
 from matplotlib.colors import ListedColormap, LogNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
 
-from esscher.report.charts import sweep_charts
+from esscher.report.charts import exponents_chart, sweep_charts
 from esscher.report.style import (
     COLUMN,
-    FORMATS,
     PALETTE,
     SCALE,
     STYLE,
@@ -33,23 +31,19 @@ from esscher.report.words import (
     dash_of,
     epsilons_of,
     heads_of,
-    is_atlas,
     need_column,
     ranked_heads,
     read_table,
     theory_lines,
 )
 from esscher.runs import Run
-from esscher.runs.columns import Column
 
 if TYPE_CHECKING:  # so that figures of stored runs need no torch
     from esscher.errors.curve import ErrorCurve
     from esscher.theory.prediction import Prediction
 
 HEADROOM = 100.0  # bounds further above the curve than this are left out of the picture
-WRITTEN = 150  # cells of a map that still hold their value as text
-MAPS = "beta_fit coupling effective_tokens tokens_exponent khat sink_mass regime kind"
-Plans = dict[str, tuple[tuple[float, float], Callable[..., Any]]]
+MAPS = ("beta_fit", "coupling", "effective_tokens", "regime", "kind")
 
 
 def _axes(ax: Any) -> Any:
@@ -118,10 +112,9 @@ def plot_exponents(ax: Any, curve: ErrorCurve, found: Sequence[Prediction]) -> N
     ax.set(xscale="log", xlabel="tokens n", ylabel="exponent", ylim=(0.0, None))
 
 
-def _style(prediction: Prediction, i: int) -> dict[str, Any]:
-    status, dash = prediction.status, dash_of(prediction.status)
+def _style(p: Prediction, i: int) -> dict[str, Any]:
     color = PALETTE[1 + i % (len(PALETTE) - 1)]
-    return {"color": color, "lw": 1.0, "ls": dash, "label": f"{prediction.name} ({status})"}
+    return {"color": color, "lw": 1.0, "ls": dash_of(p.status), "label": f"{p.name} ({p.status})"}
 
 
 def save_predictions(curve: ErrorCurve, found: Sequence[Prediction], path: Path) -> None:
@@ -158,7 +151,8 @@ def draw_chart(chart: dict[str, Any], *, ax: Any) -> Any:
         color: Any = PALETTE[entry.get("color", 0)]
         if "shade" in entry:
             color = matplotlib.colormaps[SCALE](entry["shade"])
-        label = "_" if entry.get("unlisted") else entry["label"]
+        # names come from outside: no mathematics is read in them
+        label = "_" if entry.get("unlisted") else entry["label"].replace("$", r"\$")
         style: dict[str, Any] = {"color": color, "lw": 0.8, "label": label}
         if entry.get("mode") == "points":
             ends = np.abs([known["low"] - y, known["high"] - y]) if "low" in known else None
@@ -194,8 +188,8 @@ def save_rates(run: Run, title: str, path: Path) -> None:
 
 
 def plot_curve(run: Run, layer: int, head: int, *, ax: Any = None) -> Any:
-    """Error of one head against n, log-log, with Monte Carlo where measured, rates, delta method
-    and freezing point.
+    """Error of one head against n, log-log, with Monte Carlo where measured, rates through the
+    first point and the delta method; the view stays on the exact curve.
     """
     heads = _heads(run)
     rows = heads[(heads["layer"] == layer) & (heads["head"] == head)]
@@ -206,47 +200,37 @@ def plot_curve(run: Run, layer: int, head: int, *, ax: Any = None) -> Any:
             f" head {head}"
         )
     row, ax, curves = rows.iloc[0].to_dict(), _axes(ax), read_table(run, "curves")
-    ax.set(xscale="log", yscale="log", xlabel="tokens n", ylabel="rms error")
     ax.set_title(f"layer {layer}, head {head}")
     if curves is None or row["status"] != "ok":
         return say(ax, str(row.get("reason") or "no curve was stored"))
     own = curves[(curves["layer"] == layer) & (curves["head"] == head)].sort_values("n")
     metrics = run.columns("curves")["metric"]
     labels = dict(zip(metrics.words, metrics.meanings, strict=False))
-    for i, ((metric, kind), part) in enumerate(own.groupby(["metric", "kind"], sort=False)):
-        style = {"color": PALETTE[i % 6], "label": labels.get(metric, str(metric))}
+    series: list[dict[str, Any]] = []
+    view = (None, None)
+    for i, ((metric, kind), part) in enumerate(own[own["rms"] > 0].groupby(["metric", "kind"])):
+        n, rms, color = part["n"].to_numpy(float), part["rms"].to_numpy(float), i % 6
+        entry = {"label": labels.get(metric, str(metric)), "color": color, "x": n, "y": rms}
         if kind == "montecarlo":
-            ends = 2 * part["stderr"]
-            ax.errorbar(part["n"], part["rms"], yerr=ends, fmt="o", ms=3, lw=0.8, **style)
-            continue
-        part = part[part["rms"] > 0]
-        ax.plot(part["n"], part["rms"], lw=1.5, **style)
+            ends = {"low": rms - 2 * part["stderr"], "high": rms + 2 * part["stderr"]}
+            entry |= {"mode": "points", **ends}
+        series.append(entry)
         if metric == "l2":
-            style["label"] = "95 % of queries below"
-            ax.plot(part["n"], part["q95"], lw=0.8, ls=":", **style)
-            _draw_theory(ax, run, row, part)
-    ax.legend()
+            view = (rms.min() / 2, rms.max() * 4)
+            told = {"label": "95 % of queries below", "dash": "dotted", "color": color}
+            series.append({**told, "x": n, "y": part["q95"]})
+            for line in theory_lines(run.columns("heads")):
+                falling = rms[0] * (n / n[0]) ** -row.get(line["key"], math.nan)
+                series.append({**line, "x": n, "y": falling})
+            delta = row.get("delta_constant", math.nan) / np.sqrt(n)
+            series.append(
+                {"label": "delta method", "dash": "dashdot", "color": 7, "x": n, "y": delta}
+            )
+    axes = {"x": {"label": "tokens n", "log": True}, "y": {"label": "rms error", "log": True}}
+    drawn = [entry for entry in series if np.isfinite(entry["y"]).any()]
+    draw_chart({**axes, "series": drawn}, ax=ax)
+    ax.set_ylim(*view)
     return ax
-
-
-def _draw_theory(ax: Any, run: Run, row: Any, exact: Any) -> None:
-    """Rates through the first point, the delta method with its own constant; the view stays on the
-    exact curve.
-    """
-    n, rms = exact["n"].to_numpy(float), exact["rms"].to_numpy(float)
-    low, high = rms.min() / 2, rms.max() * 4
-    for line in theory_lines(run.columns("heads")):
-        if math.isfinite(row.get(line.key, math.nan)):
-            style = {"color": PALETTE[line.color], "ls": line.dash, "lw": 1.0}
-            ax.plot(n, rms[0] * (n / n[0]) ** -row[line.key], label=line.label, **style)
-    constant, freezing = (row.get(key, math.nan) for key in ("delta_constant", "freezing_tokens"))
-    if math.isfinite(constant):
-        style = {"color": PALETTE[7], "ls": "-.", "lw": 0.8}
-        ax.plot(n, constant / np.sqrt(n), label="delta method", **style)
-    if n[0] <= freezing <= n[-1]:
-        ax.axvline(freezing, color=PALETTE[6], lw=0.8, ls=":")
-        ax.text(freezing, high, " freezing", fontsize=6, va="top")
-    ax.set_ylim(low, high)
 
 
 def plot_map(run: Run, column: str = "tokens_needed_10pct", *, ax: Any = None) -> Any:
@@ -257,22 +241,31 @@ def plot_map(run: Run, column: str = "tokens_needed_10pct", *, ax: Any = None) -
     ax = _axes(ax)
     layers, across = sorted(set(heads["layer"])), sorted(set(heads["head"]))
     what, values = run.columns("heads")[column], heads[column].where(heads["status"] == "ok")
-    words = _colours(what, values) if what.kind == "word" else {}
+    words: dict[str, int] = {}
+    if what.kind == "word":  # those that the column names first, each with its place in the palette
+        seen = {value for value in values if isinstance(value, str) and value}
+        order = enumerate([*what.words, *sorted(seen - set(what.words))])
+        words = {word: WORDS[min(i, len(WORDS) - 1)] for i, word in order if word in seen}
+        values = values.map(words)
     grid = np.full((len(layers), len(across)), np.nan)
-    drawn = values.map(words) if words else values
-    for layer, head, value in zip(heads["layer"], heads["head"], drawn, strict=True):
+    for layer, head, value in zip(heads["layer"], heads["head"], values, strict=True):
         grid[layers.index(layer), across.index(head)] = value
     ax.grid(False)
     ax.set_facecolor("0.85")  # what was never reached or not measured
+    usable = grid[np.isfinite(grid)]
     if words:
         colors = ListedColormap(PALETTE)
         ax.imshow(grid, cmap=colors, vmin=-0.5, vmax=len(PALETTE) - 0.5, aspect="auto")
         for word, color in words.items():
             ax.plot([], [], "s", color=PALETTE[color], label=word)
-        ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        beside(ax)
     else:
-        _draw_numbers(ax, grid, what.scale == "log")
-    gaps = "" if np.isfinite(grid).all() else " (grey: not reached or not measured)"
+        log = what.scale == "log" and usable.size > 0 and usable.min() > 0
+        norm = LogNorm(usable.min(), max(usable.max(), usable.min() * 1.01)) if log else None
+        image = ax.imshow(grid, cmap=SCALE, norm=norm, aspect="auto")
+        if usable.size:
+            ax.figure.colorbar(image, ax=ax)
+    gaps = "" if usable.size == grid.size else " (grey: not reached or not measured)"
     ax.set(xlabel=f"head{gaps}", ylabel="layer", title=what.label)
     for axis, names in ((ax.xaxis, across), (ax.yaxis, layers)):
         step = -(-len(names) // 16)
@@ -280,82 +273,44 @@ def plot_map(run: Run, column: str = "tokens_needed_10pct", *, ax: Any = None) -
     return ax
 
 
-def _colours(column: Column, values: Any) -> dict[str, int]:
-    """The words that are there, those the column names first, and the place of each in the
-    palette.
+def plot_rates(run: Run, against: str = "horizon2", *, ax: Any = None) -> Any:
+    """Measured exponents of the heads against horizon2, horizon or coupling, with what theory says
+    as a function of it.
     """
-    seen = {value for value in values if isinstance(value, str) and value}
-    order = [*column.words, *sorted(seen - set(column.words))]
-    places = {word: WORDS[min(i, len(WORDS) - 1)] for i, word in enumerate(order)}
-    return {word: place for word, place in places.items() if word in seen}
-
-
-def _draw_numbers(ax: Any, grid: Any, log: bool) -> None:
-    """A map on a scale of colours; of few cells also as text."""
-    usable = grid[np.isfinite(grid)]
-    logarithmic = log and usable.size > 0 and usable.min() > 0
-    norm = LogNorm(usable.min(), max(usable.max(), usable.min() * 1.01)) if logarithmic else None
-    image = ax.imshow(grid, cmap=SCALE, norm=norm, aspect="auto")
-    if usable.size:
-        ax.figure.colorbar(image, ax=ax)
-    for (i, j), value in np.ndenumerate(grid) if grid.size <= WRITTEN else ():
-        if np.isfinite(value):
-            color = "black" if float(image.norm(value)) > 0.55 else "white"
-            ax.text(j, i, _brief(value), ha="center", va="center", fontsize=5, color=color)
-
-
-def plot_rates(
-    run: Run, against: str = "horizon2", *, metric: str | None = None, ax: Any = None
-) -> Any:
-    """Measured exponents against horizon2, horizon or coupling with what theory says; of a sweep,
-    for one of its errors.
-    """
-    if not is_atlas(run):
-        rates = read_table(run, "rates")
-        if rates is None:
-            raise ValueError(
-                f"{run.path}: expected a run with rates or heads, got one with"
-                f" {', '.join(run.tables) or 'nothing'}"
-            )
-        charts = sweep_charts(run)
-        return draw_chart(charts[metric or next(iter(charts))][1], ax=_axes(ax))
     heads, columns = _heads(run), run.columns("heads")
     if against not in ("horizon2", "horizon", "coupling"):
         raise ValueError(f"against: expected horizon2, horizon or coupling, got {against!r}")
-    ax = _axes(ax)
-    ax.set(xscale="log", xlabel=columns[against].label, ylabel="exponent", ylim=(0.0, 0.6))
-    ax.axhline(0.5, color=PALETTE[6], lw=0.8, ls=":")
-    heads = heads[(heads["status"] == "ok") & heads[against].gt(0)].sort_values(against)
-    if heads.empty:
-        return say(ax, "no head was measured")
-    x, y = heads[against].to_numpy(float), heads["beta_fit"].to_numpy(float)
-    if {"beta_low", "beta_high"} <= set(heads.columns):
-        ends = np.clip([y - heads["beta_low"], heads["beta_high"] - y], 0.0, None)
-        ax.errorbar(x, y, yerr=ends, fmt="none", ecolor="0.7", lw=0.6)
-    points = {"cmap": SCALE, "s": 9, "zorder": 3, "label": "a head (dark: early layer)"}
-    ax.scatter(x, y, c=heads["layer"], **points)
-    for line in theory_lines(columns):
-        style: dict[str, Any] = {"ls": "", "marker": "_", "ms": 3}
-        if line.of == against:
-            style = {"ls": line.dash, "lw": 1.0}
-        ax.plot(x, heads[line.key], color=PALETTE[line.color], label=line.label, **style)
-    ax.xaxis.set_major_formatter("{x:g}")
-    ax.xaxis.set_minor_formatter(NullFormatter())
-    ax.legend()
-    return ax
+    columns = {key: column for key, column in columns.items() if column.of in ("", against)}
+    heads = heads[(heads["status"] == "ok") & heads[against].gt(0)]
+    names = {"beta_fit": "exponent", "beta_low": "low", "beta_high": "high"}
+    chart = exponents_chart(heads.rename(columns=names), "l2", columns, against)
+    return draw_chart(chart, ax=_axes(ax))
 
 
 def save_figures(run: Run, formats: Sequence[str], folder: Path) -> list[Path]:
-    """Write every figure of a run in every format, one file each, and return the files."""
-    if not formats or any(kind not in FORMATS for kind in formats):
-        raise ValueError(
-            f"figures: expected some of {', '.join(FORMATS)}, got {', '.join(formats) or 'nothing'}"
-        )
+    """Write every figure of a probe in every format, one file each, and return the files: maps,
+    exponents, and the curves of the least and the most demanding head.
+    """
+    heads = _heads(run)
+    tall, need = 0.9 + 0.16 * heads["layer"].nunique(), need_column(heads, "10")
+    plans: dict[str, tuple[tuple[float, float], Callable[..., Any]]] = {
+        f"map_{column}": ((COLUMN, tall), partial(plot_map, run, column))
+        for column in dict.fromkeys([*epsilons_of(heads).values(), need, *MAPS])
+        if column in heads.columns
+    }
+    for against in ("horizon2", "coupling"):
+        if {against, "beta_fit"} <= set(heads.columns):
+            plans[f"exponents_{against}"] = ((WIDE * 0.7, 2.8), partial(plot_rates, run, against))
+    order = ranked_heads(heads, need if need in heads.columns else "beta_fit")
+    for name, rows in (("least", order[:1]), ("most", order[-1:])):
+        for layer, head in zip(rows["layer"].map(int), rows["head"].map(int), strict=True):
+            draw = partial(plot_curve, run, layer, head)
+            plans[f"curve_{name}_demanding_L{layer}H{head}"] = ((WIDE * 0.7, 3.4), draw)
     written = []
-    for name, (size, draw) in _plans(run).items():
+    for name, (size, plot) in plans.items():
         with matplotlib.rc_context(STYLE):
             figure = Figure(figsize=size, layout="constrained")
-            draw(ax=figure.subplots())
+            plot(ax=figure.subplots())
             figure.draw_without_rendering()
             figure.set_layout_engine("none")  # laid out once for all formats
             for kind in formats:
@@ -365,45 +320,6 @@ def save_figures(run: Run, formats: Sequence[str], folder: Path) -> list[Path]:
     return written
 
 
-def _plans(run: Run) -> Plans:
-    """Name of each figure -> its size in inches and what draws it."""
-    if is_atlas(run):
-        return _atlas_plans(run)
-    charts = sweep_charts(run)
-    if not charts:
-        raise ValueError(
-            f"{run.path}: there are no figures for a run of {run.manifest.job} without a table of"
-            " rates"
-        )
-    plans: Plans = {}
-    for metric, (errors, exponents) in charts.items():
-        plans[f"error_{metric}"] = ((COLUMN, 2.6), partial(draw_chart, errors))
-        plans[f"exponent_{metric}"] = ((COLUMN, 2.6), partial(draw_chart, exponents))
-    return plans
-
-
-def _atlas_plans(run: Run) -> Plans:
-    """Maps, exponents, and the curves of the least and the most demanding head."""
-    heads = _heads(run)
-    tall, need = 0.9 + 0.16 * heads["layer"].nunique(), need_column(heads, "10")
-    plans: Plans = {
-        f"map_{column}": ((COLUMN, tall), partial(plot_map, run, column))
-        for column in dict.fromkeys([*epsilons_of(heads).values(), need, *MAPS.split()])
-        if column in heads.columns
-    }
-    if not (heads["status"] == "ok").any():
-        return plans
-    for against in ("horizon2", "coupling"):
-        if {against, "beta_fit"} <= set(heads.columns):
-            plans[f"exponents_{against}"] = ((COLUMN, 2.8), partial(plot_rates, run, against))
-    order = ranked_heads(heads, need if need in heads.columns else "beta_fit")
-    for name, rows in (("least", order[:1]), ("most", order[-1:])):
-        for layer, head in zip(rows["layer"], rows["head"], strict=True):
-            draw = partial(plot_curve, run, int(layer), int(head))
-            plans[f"curve_{name}_demanding_L{layer}H{head}"] = ((WIDE * 0.7, 3.4), draw)
-    return plans
-
-
 def _heads(run: Run) -> Any:
     heads = heads_of(run)
     if heads is None:
@@ -411,12 +327,3 @@ def _heads(run: Run) -> Any:
             f"{run.path}: expected a run with heads, such as one of esscher probe; it has none"
         )
     return heads
-
-
-def _brief(value: float) -> str:
-    """Four characters or so."""
-    if value >= 1e6:
-        return f"{value / 1e6:.2g}M" if value < 1e8 else f"{value:.0e}"
-    if value >= 1e3:
-        return f"{value / 1e3:.0f}k" if value >= 1e4 else f"{value / 1e3:.1f}k"
-    return f"{value:.0f}" if value >= 10 else f"{value:.2g}".removeprefix("0")

@@ -16,7 +16,6 @@ import matplotlib
 
 from esscher.report.probe import atlas
 from esscher.report.style import PALETTE, SCALE, WORDS
-from esscher.report.words import safe_json
 from esscher.runs import Run, load_run
 from esscher.runs.store import PAGE, check_output, write_durable
 
@@ -62,17 +61,11 @@ def render_content(contents: Sequence[dict[str, Any]]) -> str:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     return environment.from_string(_source("page.html.j2")).render(
         runs=contents,
         title=" and ".join(content["title"] for content in contents[:3]),
-        data=safe_json(
-            {
-                "runs": contents,
-                "scale": scale,
-                "palette": PALETTE,
-                "words": WORDS,
-            }
-        ),
+        data={"runs": contents, "scale": scale, "palette": PALETTE, "words": WORDS},
         style=style,
         script=script,
         style_hash=_fingerprint(style),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Iterable
 from typing import Any
 
 from esscher.report.words import (
@@ -14,7 +14,6 @@ from esscher.report.words import (
     described_table,
     epsilons_of,
     heads_of,
-    identity_of,
     model_described,
     need_column,
     number,
@@ -22,7 +21,6 @@ from esscher.report.words import (
     overview,
     parts_of,
     read_table,
-    records_of,
     shortened,
     text_described,
     text_of,
@@ -36,16 +34,14 @@ Places = list[tuple[int, int]]  # layer and head of the rows of a page
 FLOOR = "neyman"  # the rule that no other goes below, to first order: drawn dashed
 LAST = 1 << 30  # place of a column that says nothing of its place
 SPREAD = ("effective_tokens", "largest_weight", "planted_weight")  # that are drawn against n
+POOLS = {"corpus": "all tokens of the text", "sequence": "a query's own window"}
 MORE_TEXT = ("value", "half", "estimate", "low", "high")
-TEXTS = {
-    who: [f"{who}_{part}" for part in ("before", "token", "after")] for who in ("query", "key")
-}
 
 
 def atlas(run: Run) -> dict[str, Any]:
     """Everything the page of a probe shows."""
     about = read_table(run, "about")
-    known = {} if about is None or about.empty else about.iloc[0].to_dict()
+    known = {} if about is None else about.iloc[0].to_dict()
     model = text_of(known.get("model")) or model_described(run.spec)
     heads = heads_of(run)
     content = overview(run, "atlas", model, [_what(run, heads, model, known)])
@@ -54,28 +50,33 @@ def atlas(run: Run) -> dict[str, Any]:
         nothing: dict[str, Any] = {"columns": [], "budget": [], "theory": [], "epsilons": {}}
         nothing |= {"needs": {}, "words": {}, "errors": {}, "rows": {"layer": [], "head": []}}
         return content | nothing
-    content["warnings"] += _incomplete(heads)
+    failed = heads[heads["status"] != "ok"]
+    if len(failed):
+        told = counted(shortened(text_of(x), 200) or "no reason given" for x in failed["reason"])
+        content["warnings"].append(
+            f"{len(failed)} of {len(heads)} heads were not measured: {told}. They are hatched on"
+            " the map."
+        )
     grids, own = Grids(), run.spec.get("pool") == "sequence"
     places = list(zip(heads["layer"].astype(int), heads["head"].astype(int), strict=True))
     columns = described(run, "heads", map(str, heads.columns))
     epsilons, changing = epsilons_of(heads), _changing(run)
-    frame = read_table(run, "curves")
-    curves = _curves(frame, grids)
+    curves = _curves(run, grids)
     return content | {
         "columns": sorted(columns, key=lambda column: column.get("first", LAST)),
         "rows": columns_of(heads),
         "epsilons": epsilons,
         "needs": {percent: need_column(heads, percent) for percent in epsilons},
-        "identity": identity_of(run, known, heads, model),
+        "identity": _identity(run, known, heads, model),
         "words": {percent: demanding(heads, percent, changing, own=own) for percent in epsilons},
         "curves": [curves.get(place, []) for place in places],
         "wholes": {str(layer): found for (layer, head), found in curves.items() if head == -1},
         "tails": _tails(run, places, grids),
-        "budget": records_of(read_table(run, "budget")),
+        "budget": _records(run, "budget"),
         "layers": described_table(run, "layers"),
         "agreement": _agreement(run),
-        "theory": [asdict(line) for line in theory_lines(run.columns("heads"))],
-        "errors": {} if frame is None else _meanings(run, "curves", "metric"),
+        "theory": theory_lines(run.columns("heads")),
+        "errors": _meanings(run, "curves", "metric") if curves else {},
         **_frontier(run, places, grids),
         **_dispersion(run, places, grids),
         **_more_text(run, places),
@@ -89,43 +90,49 @@ def _what(run: Run, heads: Any | None, model: str, known: dict[str, Any]) -> str
     """The first line: model, what its weights were where they were not read as they are, text,
     tokens.
     """
-    read = text_of(known.get("weights")) or ""
+    read = text_of(known.get("weights"))
     text = f"{shortened(model)}{f' ({read})' if ', ' in read else ''} on {text_described(run.spec)}"
     if known.get("tokens") and known.get("window"):
         text += f", {written(known['tokens'])} tokens in windows of {written(known['window'])}"
     if heads is None:
         return text
     layers, count = heads["layer"].nunique(), len(heads)
+    text += f": {count} head{'s' * (count != 1)} in {layers} layer{'s' * (layers != 1)}"
     measured = heads[heads["status"] == "ok"]
-    size = f"{count} head{'s' * (count != 1)} in {layers} layer{'s' * (layers != 1)}"
     if measured.empty or "n_keys" not in measured.columns:
-        return f"{text}: {size}."
-    queries = measured["n_queries"].max() if "n_queries" in measured.columns else float("nan")
+        return f"{text}."
     spread = ""
     if {"n_keys_least", "n_keys_most"} <= set(measured.columns):
         least, most = measured["n_keys_least"].min(), measured["n_keys_most"].max()
         if least < most:
             spread = f" (mean over depths, {written(least)} to {written(most)})"
-    return (
-        f"{text}: {size}, {written(measured['n_keys'].max())} keys{spread} and {written(queries)}"
-        " queries a head."
-    )
+    queries = written(measured["n_queries"].max())
+    return f"{text}, {written(measured['n_keys'].max())} keys{spread} and {queries} queries a head."
 
 
-def _incomplete(heads: Any) -> list[str]:
-    """How many heads were not measured and why; and whether there is but one."""
-    found = []
-    failed = heads[heads["status"] != "ok"]
-    if len(failed):
-        reasons = (shortened(text_of(value), 200) for value in failed["reason"])
-        told = counted(reason or "no reason given" for reason in reasons)
-        found.append(
-            f"{len(failed)} of {len(heads)} heads were not measured: {told}. They are hatched on"
-            " the map."
-        )
-    if len(heads) == 1:
-        found.append("This run holds a single head, so there is nothing to compare it with.")
-    return found
+def _identity(run: Run, known: dict[str, Any], heads: Any, model: str) -> dict[str, Any]:
+    """Facts by which a page sets runs beside each other; ``known``: the row of the table about.
+
+    ``weights`` is the same for runs of one model and no others: the digest of its weights, or its
+    name where nobody took that. ``pool`` is the same for runs whose queries see the same kind of
+    keys, as many of them.
+    """
+    measured = heads[heads["status"] == "ok"]
+    keys = measured["n_keys"].max() if "n_keys" in measured.columns and len(measured) else None
+    pool = text_of(known.get("pool")) or text_of(run.spec.get("pool"))
+    facts = {
+        "model": shortened(model, 120),
+        "text": text_described(run.spec),
+        "tokens of text": written(known["tokens"]) if known.get("tokens") else "",
+        "keys are": POOLS.get(pool, pool),
+        "keys a query sees": "" if keys is None else written(keys),
+        "heads measured": f"{len(measured)} of {len(heads)}, {heads['layer'].nunique()} layers",
+    }
+    return {
+        "weights": text_of(known.get("model_sha256")) or model,
+        "pool": f"{pool} {keys}",
+        "facts": [[name, value] for name, value in facts.items() if value],
+    }
 
 
 def _meanings(run: Run, table: str, key: str) -> dict[str, str]:
@@ -134,10 +141,20 @@ def _meanings(run: Run, table: str, key: str) -> dict[str, str]:
     return dict(zip(column.words, column.meanings, strict=False))
 
 
+def _labels(run: Run, table: str) -> dict[str, str]:
+    return {key: column.label for key, column in run.columns(table).items()}
+
+
+def _records(run: Run, name: str) -> list[dict[str, Any]]:
+    """The rows of a table, if there is one."""
+    frame = read_table(run, name)
+    columns = {} if frame is None else columns_of(frame)
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
 def _agreement(run: Run) -> dict[str, Any]:
     """Rank correlations, their exponents by label instead of by column."""
-    found = described_table(run, "agreement")
-    labels = {key: column.label for key, column in run.columns("heads").items()}
+    found, labels = described_table(run, "agreement"), _labels(run, "heads")
     for key in ("predicted", "measured"):
         if key in found.get("rows", {}):
             found["rows"][key] = [labels.get(name, name) for name in found["rows"][key]]
@@ -147,14 +164,23 @@ def _agreement(run: Run) -> dict[str, Any]:
 # ---- Tidy tables by head. Lists that repeat are places in the grids.
 
 
-def _curves(frame: Any | None, grids: Grids) -> dict[tuple[int, int], list[dict[str, Any]]]:
+def _by_head(rows: Iterable[tuple[Any, Any, Any]]) -> dict[tuple[int, int], list[Any]]:
+    """Lists by head, from layer, head and an entry of the list."""
+    found: dict[tuple[int, int], list[Any]] = {}
+    for layer, head, entry in rows:
+        found.setdefault((int(layer), int(head)), []).append(entry)
+    return found
+
+
+def _curves(run: Run, grids: Grids) -> dict[tuple[int, int], list[dict[str, Any]]]:
     """Error curves by (layer, head)."""
-    found: dict[tuple[int, int], list[dict[str, Any]]] = {}
-    if frame is None or frame.empty:
-        return found
+    frame = read_table(run, "curves")
     drawn = {"rms": "rms", "q95": "q95", "stderr": "stderr", "slope": "local_slope"}
-    keys = ["layer", "head", "metric", "kind"]
-    for (layer, head, metric, kind), part in parts_of(frame.sort_values("n", kind="stable"), keys):
+    rows = []
+    groups = ["layer", "head", "metric", "kind"]
+    for (layer, head, metric, kind), part in (
+        () if frame is None else parts_of(frame.sort_values("n", kind="stable"), groups)
+    ):
         curve = {"metric": str(metric), "kind": str(kind), "n": grids.place(numbers(part["n"]))}
         for key, name in drawn.items():
             values = part.get(name, ())
@@ -162,14 +188,14 @@ def _curves(frame: Any | None, grids: Grids) -> dict[tuple[int, int], list[dict[
                 curve[key] = numbers(values)
         if "sampling" in part:
             curve["sampling"] = text_of(part["sampling"][0])
-        found.setdefault((int(layer), int(head)), []).append(curve)
-    return found
+        rows.append((layer, head, curve))
+    return _by_head(rows)
 
 
 def _tails(run: Run, places: Places, grids: Grids) -> list[Any]:
     """Survival of each head's scores beside the Gaussian's, None where it has none."""
     frame = read_table(run, "tails")
-    if frame is None or frame.empty:
+    if frame is None:
         return []
     found = {}
     for (layer, head), part in parts_of(frame, ["layer", "head"]):
@@ -194,29 +220,28 @@ def _lines(
 def _frontier(run: Run, places: Places, grids: Grids) -> dict[str, Any]:
     """Keep rules by name, each head's error against keys kept, and the totals of every rule."""
     frame = read_table(run, "frontier")
-    if frame is None or frame.empty:
+    if frame is None:
         return {}
     names = {str(rule): shortened(str(rule), 80) for rule in dict.fromkeys(frame["rule"])}
-    totals = records_of(read_table(run, "budget"))
     return {
         "rules": list(names.values()),
-        "labels": {key: column.label for key, column in run.columns("frontier").items()},
+        "labels": _labels(run, "frontier"),
         "floor": FLOOR,
         "frontier": _lines(frame, "rule", "kept", ("relative",), 3, places, grids),
-        "totals": [{**row, "rule": names.get(row["rule"], "")} for row in totals],
+        "totals": [{**row, "rule": names.get(row["rule"], "")} for row in _records(run, "budget")],
     }
 
 
 def _dispersion(run: Run, places: Places, grids: Grids) -> dict[str, Any]:
     """Effective tokens and largest weights of each head against n, by where keys come from."""
     frame = read_table(run, "dispersion")
-    if frame is None or frame.empty:
+    if frame is None:
         return {}
-    columns, said = run.columns("dispersion"), _meanings(run, "dispersion", "origin")
+    labels, said = _labels(run, "dispersion"), _meanings(run, "dispersion", "origin")
     origins = dict.fromkeys(map(str, frame["origin"]))
     return {
         "origins": [said.get(origin, origin) for origin in origins],
-        "spread_labels": [columns[name].label for name in ("n", *SPREAD)],
+        "spread_labels": [labels[name] for name in ("n", *SPREAD)],
         "dispersion": _lines(frame, "origin", "n", SPREAD, 4, places, grids),
     }
 
@@ -233,20 +258,17 @@ def _more_text(run: Run, places: Places) -> dict[str, Any]:
     estimate is not to be trusted.
     """
     frame = read_table(run, "endless")
-    if frame is None or frame.empty:
+    if frame is None:
         return {}
-    columns, bounded = run.columns("heads"), _changing(run)[-1:]
+    labels, bounded = _labels(run, "heads"), _changing(run)[-1:]
     names = ("number", *MORE_TEXT, "status")
-    found: dict[tuple[int, int], list[Any]] = {}
-    for (layer, head), part in parts_of(frame, ["layer", "head"]):
-        rows = found.setdefault((int(layer), int(head)), [])
-        for key, *told, status in zip(*(part[name] for name in names), strict=True):
-            values: list[Any] = [float(x) if abs(x) < float("inf") else None for x in told]
-            if status in bounded:
-                values[MORE_TEXT.index("estimate")] = None
-            label = columns[key].label if key in columns else key
-            rows.append([text_of(label), *values, text_of(status)])
-    words = {key: column.label for key, column in run.columns("endless").items()}
+    rows = []
+    for layer, head, key, *told, status in frame[["layer", "head", *names]].itertuples(index=False):
+        values: list[Any] = [float(x) if abs(x) < float("inf") else None for x in told]
+        if status in bounded:
+            values[MORE_TEXT.index("estimate")] = None
+        rows.append((layer, head, [text_of(labels.get(key, key)), *values, text_of(status)]))
+    found, words = _by_head(rows), _labels(run, "endless")
     head_line = [words[name] for name in names]
     return {"endless": [found.get(place) for place in places], "endless_labels": head_line}
 
@@ -256,26 +278,21 @@ def _looks(run: Run, places: Places) -> dict[str, Any]:
     weight and distance.
     """
     frame = read_table(run, "looks")
-    if frame is None or frame.empty:
+    if frame is None:
         return {}
-    texts: dict[tuple[str, ...], int] = {}
-
-    def placed(part: dict[str, list[Any]], who: str) -> list[int]:
-        rows = zip(*(part[name] for name in TEXTS[who]), strict=True)
-        cut = (tuple(shortened(text_of(text), 120) for text in row) for row in rows)
-        return [texts.setdefault(row, len(texts)) for row in cut]
-
-    found: dict[tuple[int, int], list[Any]] = {}
+    texts = Grids()
+    for who in ("query", "key"):
+        parts = [frame[f"{who}_{part}"] for part in ("before", "token", "after")]
+        cut = ([shortened(text_of(text), 120) for text in row] for row in zip(*parts, strict=True))
+        frame[f"{who}_text"] = [texts.place(row) for row in cut]
+    rows = []
     frame = frame.sort_values(["query", "rank"], kind="stable")
     for (layer, head, _), part in parts_of(frame, ["layer", "head", "query"]):
-        asks, *_ = placed(part, "query")
-        keys = zip(placed(part, "key"), part["weight"], part["distance"], strict=True)
+        keys = zip(part["key_text"], part["weight"], part["distance"], strict=True)
         own = [[place, number(weight, 3), int(distance)] for place, weight, distance in keys]
-        found.setdefault((int(layer), int(head)), []).append([asks, own])
-    return {
-        "looks": [found.get(place) for place in places],
-        "looks_texts": [list(text) for text in texts],
-    }
+        rows.append((layer, head, [part["query_text"][0], own]))
+    found = _by_head(rows)
+    return {"looks": [found.get(place) for place in places], "looks_texts": texts.lists}
 
 
 def _scales(run: Run) -> dict[str, Any]:
@@ -288,9 +305,9 @@ def _scales(run: Run) -> dict[str, Any]:
     frame = frame.assign(squared=frame["scale"] ** 2)
     middle = frame.groupby("squared", as_index=False).median(numeric_only=True)
     theory = [
-        {**asdict(line), "y": numbers(middle[line.key])}
+        {**line, "y": numbers(middle[line["key"]])}
         for line in theory_lines(run.columns("scales"))
-        if line.key in middle.columns
+        if line["key"] in middle.columns
     ]
     names = ("layer", "head", "beta_fit", "beta_low", "beta_high", "squared")
     return {

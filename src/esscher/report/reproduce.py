@@ -70,7 +70,7 @@ def _chart(claim: Mapping[str, Any]) -> dict[str, Any]:
     for i, own in enumerate(picture["series"]):
         known = [key for key in ("x", "y", "low", "high") if own[key] is not None]
         entry = {"label": own["label"], "color": i % 8}
-        entry |= {key: _points(own[key]) for key in known}
+        entry |= {key: numbers(own[key]) for key in known}
         series.append(entry if own["line"] else {**entry, "mode": "points"})
     return {
         "title": f"{claim['id']}: {claim['verdict']}",
@@ -79,8 +79,3 @@ def _chart(claim: Mapping[str, Any]) -> dict[str, Any]:
         "y": {"label": picture["y"], "log": "y" in picture["log"]},
         "series": series,
     }
-
-
-def _points(values: list[float | None]) -> list[float | int | None]:
-    """Numbers of a picture; those that were not finite are null in the file."""
-    return numbers(float("nan") if value is None else value for value in values)

@@ -345,13 +345,9 @@ class Run:
         """
         return find_view("plot_map")(self, column, ax=ax)
 
-    def plot_rates(
-        self, against: str = "horizon2", *, metric: str | None = None, ax: Any = None
-    ) -> Any:
-        """Measured exponents with theory, of a probe or of one error of a sweep; returns the
-        matplotlib axes.
-        """
-        return find_view("plot_rates")(self, against, metric=metric, ax=ax)
+    def plot_rates(self, against: str = "horizon2", *, ax: Any = None) -> Any:
+        """Measured exponents of a probe's heads with theory; returns the matplotlib axes."""
+        return find_view("plot_rates")(self, against, ax=ax)
 
     def summary(self) -> str:
         """What the run is, how far it got, what it found and its tables, in a few lines."""
