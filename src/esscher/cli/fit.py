@@ -75,11 +75,13 @@ def _of_probe(stored: Run) -> Iterator[dict[str, Any]]:
         name = f"{row['layer']}.{row['head']}" if "head" in row else f"{row['layer']}, all"
         for metric, key in EXPONENTS.items():
             if key in row:
-                exponent = row[key]
-                rate = {"exponent": exponent, "low": row[f"{key}_low"], "high": row[f"{key}_high"]}
-                if key == "beta_fit":
-                    rate |= {"low": row["beta_low"], "high": row["beta_high"]}
-                status = "ok" if exponent == exponent else "none"
+                ends = key.removesuffix("_fit")
+                rate = {
+                    "exponent": row[key],
+                    "low": row[f"{ends}_low"],
+                    "high": row[f"{ends}_high"],
+                }
+                status = "ok" if row[key] == row[key] else "none"
                 yield {"head": name, "metric": metric, **rate, "status": status}
 
 
