@@ -14,7 +14,6 @@ from torch import Tensor
 
 import esscher as es
 import esscher.keep as keep
-from esscher.errors import grid as deposit
 from esscher.errors.keep_curve import KeepErrors
 from esscher.errors.nodes import inclusion_error
 from esscher.keep.context import Context
@@ -94,12 +93,9 @@ RULES = (
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize(
-    ("dtype", "within"), [(torch.float64, 1e-8), (torch.float32, 1e-4)], ids=["float64", "float32"]
-)
-def test_deposits_give_what_keys_give(rule: str, dtype: torch.dtype, within: float) -> None:
+def test_compiled_sums_give_what_the_float64_integral_gives(rule: str) -> None:
     """Queries at several places, one of them so sharp that one key has nearly all its weight."""
-    q, k, v = (x.to(dtype) for x in tensors(3, 3000))
+    q, k, v = (x.float() for x in tensors(3, 3000))
     q[0] *= 12
     context = es.keep.Context.of(q, k, v + 100, positions=[2999, 2999, 2500, 2000, 1500, 1000])
     kept = es.keep.parse(rule).include(context)
@@ -107,23 +103,10 @@ def test_deposits_give_what_keys_give(rule: str, dtype: torch.dtype, within: flo
     curve = KeepErrors(context).curve(es.keep.parse(rule), details=True)
     assert curve.queries is not None
     assert curve.queries.bias is not None
-    assert curve.accuracy > 1e-11, "by deposits"
     rms = np.sqrt(by_keys.mse)
-    np.testing.assert_allclose(np.sqrt(curve.queries.mse), rms, rtol=within, atol=1e-12)
-    np.testing.assert_allclose(curve.queries.sum_p2, by_keys.sum_p2, rtol=within)
-    np.testing.assert_allclose(curve.queries.bias, by_keys.bias, atol=10 * within * rms.max())
-
-
-def test_one_deposit_serves_every_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
-    update = deposit.update
-    monkeypatch.setattr(
-        deposit, "update", lambda *args, **more: made.append(1) or update(*args, **more)
-    )
-    q, k, v = tensors(4, 3000)
-    curve = es.exact_pool_curve(q, k, v, [20, 100, 500, 2000], keep="topk:8+random:reweight")
-    assert len(made) == 1, "all keys but the few that are kept surely"
-    assert (np.diff(curve.rms) < 0).all()
+    np.testing.assert_allclose(np.sqrt(curve.queries.mse), rms, rtol=1e-4, atol=1e-12)
+    np.testing.assert_allclose(curve.queries.sum_p2, by_keys.sum_p2, rtol=1e-4)
+    np.testing.assert_allclose(curve.queries.bias, by_keys.bias, atol=1e-3 * rms.max())
 
 
 def test_a_rule_with_all_its_numbers_has_one_point() -> None:

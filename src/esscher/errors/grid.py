@@ -125,15 +125,11 @@ class DepositSource(Source):
 
     chunk = 32
 
-    def __init__(
-        self, cells: Tensor, grid: Grid, center: Tensor, drift: Tensor | None = None
-    ) -> None:
-        """``drift``: the limit minus the centre, (m, d), where it is not that of these deposits."""
-        self.cells, self.grid, self.center, self.own = cells, grid, center, drift is None
+    def __init__(self, cells: Tensor, grid: Grid, center: Tensor) -> None:
+        self.cells, self.grid, self.center = cells, grid, center
         self.span = cells.shape[2] * grid.spacing
         first, pair = self._exponential(1.0), self._exponential(2.0)
-        if drift is None:
-            drift = (cells[:-2] @ first).T / (cells[-2] @ first)[:, None]
+        drift = (cells[:-2] @ first).T / (cells[-2] @ first)[:, None]  # limit - center
         self.drift, self.limit = drift, center + drift
         self.total = cells[-2].sum(1, keepdim=True)  # weight of all keys, (m, 1)
         self.mass = cells[-2] / self.total  # deposits of 1 under the law of a key, (m, L)
@@ -158,7 +154,6 @@ class DepositSource(Source):
                 coarsen(finer.cells, finer.grid.points),
                 replace(finer.grid, spacing=2 * finer.grid.spacing),
                 self.center,
-                None if self.own else self.drift,
             )
         return self._coarser[times]
 

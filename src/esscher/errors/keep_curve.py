@@ -1,16 +1,13 @@
 """The exact error of attention on the keys that a rule keeps, for a ladder of sizes. Formulas:
 esscher.errors.integral.
 
-Four ways, by what a rule leaves to chance. Nothing: sums over a ranking. One probability for all
-keys that it does not keep surely: one deposit of these on score grids serves every probability.
-Probabilities of their own: key by key, of float32 inputs by compiled sums
-(esscher.errors.doubling).
+A rule that leaves nothing to chance: sums over a ranking. Else key by key, each key with its own
+probability: of many float32 inputs by compiled sums (esscher.errors.doubling).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -20,28 +17,21 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from esscher.errors import grid as deposit
 from esscher.errors.curve import ErrorCurve, QueryErrors, merged, side_by_side
 from esscher.errors.doubling import doubling_errors
-from esscher.errors.grid import DepositSource
-from esscher.errors.integral import SureKeys, kept_errors, step_for
 from esscher.errors.nodes import TOL, inclusion_error
 from esscher.inputs import as_counts, generator_for
 from esscher.keep import LowRank
-from esscher.keep.chance import Random
 from esscher.keep.context import Context
 from esscher.keep.rule import Chance, Ranked, Rule, ranking, refused
 
-FEW_PAIRS = 2**12  # queries x keys up to which the sum key by key is as fast as the others
-BLOCK = 8192  # keys deposited at once
-SHARP = 0.999
-FAR_ABOVE = 300.0  # nats by which a sure key may exceed the others of a grid
+FEW_PAIRS = 2**12  # queries x keys up to which plain tensor sums are as fast as compiled ones
 SINGLE = 1e-6  # tolerance of integrals over float32 inputs
 LOST = 1e-10  # of the trace of a metric: smaller directions are rounding
 
 
 class KeepErrors:
-    """The errors of rules on one context; what several of them need is found once.
+    """The errors of rules on one context.
 
     Of a restricted context a rule sees and counts the keys of the cache (``asked``); the others are
     all kept, and errors are those on all keys (``context``).
@@ -50,8 +40,6 @@ class KeepErrors:
     def __init__(self, context: Context) -> None:
         self.asked = context  # what rules see
         self.context = context.whole  # what sums are over: a sink logit is a sure key of value 0
-        self.large = self.context.scores.numel() > FEW_PAIRS
-        self._last: tuple[Tensor, _Rest | None] | None = None
 
     def curve(
         self, rule: Rule, n: Any = None, *, details: bool = False, nats: bool = False
@@ -61,7 +49,8 @@ class KeepErrors:
         ``nats``: also 1/2 E e'F e of each query; the context has metrics.
         """
         counts = [None] if n is None else as_counts(n, "n").tolist()
-        ranked = isinstance(rule.free, Ranked) and not rule_chances(rule)
+        by_chance = any(isinstance(part, Chance) for part in rule.parts)
+        ranked = isinstance(rule.free, Ranked) and not by_chance
         found, sizes = (self._ranked if ranked else self._by_chance)(rule, counts, nats)
         kept = sizes.mean(0).cpu().numpy()
         ladder = [max(1, round(float(kept[0])))] if n is None else counts
@@ -79,21 +68,24 @@ class KeepErrors:
 
     def share(self, share: float) -> QueryErrors:
         """Every key is kept with one probability."""
-        return self._shared(torch.zeros_like(self.asked.visible), share, False)
+        return _by_key(self.context, self._and_others(self.asked.visible.double() * share), None)
 
     def _by_chance(
         self, rule: Rule, counts: Sequence[int | None], nats: bool
     ) -> tuple[QueryErrors, Tensor]:
         """The errors, and the keys (m, S) that each query keeps on average."""
         found, sizes = [], []
-        alike = self.large and all(isinstance(part, Random) for part in rule_chances(rule))
         for kept in rule.ladder(self.asked, counts):
-            one = kept.share if alike else None
-            if one is not None:
-                found.append(self._shared(kept.sure, one, kept.weight is not None, nats))
-            else:
-                weight = None if kept.weight is None else self._and_others(kept.weight)
-                found.append(self._own(self._and_others(kept.probability), weight, nats))
+            p = self._and_others(kept.probability)
+            weight = None if kept.weight is None else self._and_others(kept.weight)
+            errors = _by_key(self.context, p, weight)
+            if nats:
+                loss = np.empty_like(errors.mse)
+                for rows, head in self._behind:
+                    own = None if weight is None else weight[rows]
+                    loss[rows.cpu().numpy()] = _by_key(head, p[rows], own).mse / 2
+                errors = replace(errors, nats=loss)
+            found.append(errors)
             sizes.append(kept.size)
         return side_by_side(found), torch.stack(sizes, dim=1)
 
@@ -115,8 +107,8 @@ class KeepErrors:
         return found, sizes
 
     @cached_property
-    def _behind(self) -> list[tuple[Tensor, KeepErrors]]:
-        """Rows of each head, and its errors over values L'v: with F = L L', |L'e|^2 = e'F e."""
+    def _behind(self) -> list[tuple[Tensor, Context]]:
+        """Rows of each head, and their context with values L'v: with F = L L', |L'e|^2 = e'F e."""
         heads, metric = self.asked.heads, self.asked.metric
         assert heads is not None
         assert metric is not None
@@ -125,7 +117,7 @@ class KeepErrors:
             rows = (heads == head).nonzero()[:, 0]
             context = self.context.take(rows)
             root = square_root(metric[head]).to(context.v.dtype)
-            found.append((rows, KeepErrors(replace(context, v=context.v @ root))))
+            found.append((rows, replace(context, v=context.v @ root)))
         return found
 
     def _and_others(self, kept: Tensor) -> Tensor:
@@ -137,76 +129,6 @@ class KeepErrors:
         found = self.context.visible.to(kept.dtype, copy=True)
         found[:, self.asked.inside] = kept
         return found
-
-    def _shared(
-        self, sure: Tensor, share: float, reweight: bool, nats: bool = False
-    ) -> QueryErrors:
-        """Every key that is not sure is kept with one probability."""
-        sure = self._and_others(sure)
-        found = self._with_share(sure, share, reweight)
-        if not nats:
-            return found
-        return self._in_nats(
-            found, lambda head, rows: head._with_share(sure[rows], share, reweight)
-        )
-
-    def _own(self, p: Tensor, weight: Tensor | None, nats: bool) -> QueryErrors:
-        """Every key is kept with a probability of its own."""
-        found = _by_key(self.context, p, weight, self.large)
-        if not nats:
-            return found
-        w = torch.ones_like(p) if weight is None else weight
-        return self._in_nats(
-            found, lambda head, rows: _by_key(head.context, p[rows], w[rows], self.large)
-        )
-
-    def _in_nats(
-        self, found: QueryErrors, error: Callable[[KeepErrors, Tensor], QueryErrors]
-    ) -> QueryErrors:
-        nats = np.empty_like(found.mse)
-        for rows, head in self._behind:
-            nats[rows.cpu().numpy()] = error(head, rows).mse / 2
-        return replace(found, nats=nats)
-
-    def _with_share(self, sure: Tensor, share: float, reweight: bool) -> QueryErrors:
-        context = self.context
-        rest = self._rest(sure[self.blunt]) if bool(self.blunt.any()) and 0 < share < 1 else None
-        near = None if rest is None else _rest_errors(rest, self.grid, share, reweight)
-        if near is not None and bool(self.blunt.all()):
-            return near
-        probability = torch.where(sure, 1.0, context.visible.double() * share)
-        weight = torch.where(sure, 1.0, 1 / share) if reweight and share > 0 else None
-        if near is None:
-            return _by_key(context, probability, weight, self.large)
-        rows = (~self.blunt).nonzero()[:, 0]
-        weight = None if weight is None else weight[rows]
-        far = _by_key(context.take(rows), probability[rows], weight, self.large)
-        return merged(self.blunt.cpu().numpy(), near, far)
-
-    @cached_property
-    def grid(self) -> deposit.Grid:
-        return deposit.choose_grid(self.context.dtype, "bernoulli")
-
-    @cached_property
-    def blunt(self) -> Tensor:
-        """Which queries go to the grid, (m,). The others go key by key: their largest weight is
-        above SHARP (that key's c nearly vanishes, and a grid of sums has no digits left for it), or
-        their scores span more than a grid.
-        """
-        context = self.context
-        lowest = torch.where(context.visible, context.scores, torch.inf).amin(1)
-        wide = context.scores.amax(1) - lowest > 0.9 * deposit.MAX_CELLS * self.grid.spacing
-        return ~wide & (context.attention.amax(1) <= SHARP)
-
-    @cached_property
-    def _near(self) -> Context:
-        rows = self.blunt.nonzero()[:, 0]
-        return self.context if bool(self.blunt.all()) else self.context.take(rows)
-
-    def _rest(self, sure: Tensor) -> _Rest | None:
-        if self._last is None or not torch.equal(self._last[0], sure):
-            self._last = sure, _deposited(self._near, sure, self.grid)
-        return self._last[1]
 
 
 def square_root(metric: Tensor) -> Tensor:
@@ -220,62 +142,12 @@ def square_root(metric: Tensor) -> Tensor:
     return root
 
 
-def rule_chances(rule: Rule) -> list[Chance]:
-    return [part for part in rule.parts if isinstance(part, Chance)]
-
-
-# The deposits of the keys that are not sure, their numbers (m,), the sums over the sure keys, and
-# the rounding of scores.
-_Rest = tuple[DepositSource, Tensor, SureKeys, float]
-
-
-def _deposited(context: Context, sure: Tensor, grid: deposit.Grid) -> _Rest | None:
-    """None where a query keeps all its keys surely, or one so far above the others that they have
-    no weight.
-    """
-    others, scores = context.visible & ~sure, context.scores
-    if not bool(others.any(1).all()):
-        return None
-    rest = scores.masked_fill(~others, -torch.inf)
-    state = deposit.init(len(rest), grid, torch.zeros_like(context.near[0]))
-    for start in range(0, context.keys, BLOCK):
-        part = slice(start, start + BLOCK)
-        state = deposit.update(state, rest[:, part], context.near[part], owned=True)
-    below = scores - (state.end.double() * grid.spacing)[:, None]
-    held = SureKeys.of(sure, below, context.near, context.drift, context.distance)
-    if float(held.log_unit.max()) > FAR_ABOVE:
-        return None
-    source = DepositSource(state.cells, grid, state.center, context.drift)
-    longest = float(scores[context.visible].abs().max())
-    return source, state.keys, held, torch.finfo(context.dtype).eps * (1 + longest)
-
-
-def _rest_errors(rest: _Rest, grid: deposit.Grid, share: float, reweight: bool) -> QueryErrors:
-    """Reweighted keys count 1/f; over f, sure keys count f and the others 1. As sum e c = 0 over
-    all keys, B = M (1 - f), or 0 where keys are reweighted.
-    """
-    source, keys, held, rounding = rest
-    first = held.log_unit.exp()[:, None] * held.vector * (0.0 if reweight else 1.0 - share)
-    if reweight:
-        held = replace(held, log_unit=held.log_unit + math.log(share))
-    found = kept_errors(
-        source.coarser(deposit.level_for(grid, share)),
-        keys,
-        share,
-        1 - share,
-        held,
-        first,
-        step=step_for(grid.tol),
-        tol=grid.tol,
-    )
-    return replace(found, accuracy=found.accuracy + grid.tol + rounding)
-
-
-def _by_key(context: Context, p: Tensor, w: Tensor | None, large: bool) -> QueryErrors:
+def _by_key(context: Context, p: Tensor, w: Tensor | None) -> QueryErrors:
     """Compiled where inputs are float32 and many."""
     single = context.dtype != torch.float64
     by_chance = bool(((p > 0) & (p < 1)).any())
-    if not (single and by_chance and large and p.device.type == "cpu"):
+    many = p.numel() > FEW_PAIRS
+    if not (single and by_chance and many and p.device.type == "cpu"):
         return inclusion_error(context.scores, context.v, p, w, tol=SINGLE if single else TOL)
     seen = context.attention, context.near, context.drift, context.distance
     found, known = doubling_errors(*seen, p, w)

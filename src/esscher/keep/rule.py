@@ -92,21 +92,6 @@ class Inclusion:
         return self.probability == 1
 
     @property
-    def by_chance(self) -> Tensor:
-        """Keys that may be kept and may be dropped, (m, N)."""
-        return (self.probability > 0) & (self.probability < 1)
-
-    @property
-    def share(self) -> float | None:
-        """The one probability of all keys that chance decides; None where there are none, or
-        several.
-        """
-        by_chance = self.probability[self.by_chance]
-        if by_chance.numel() == 0 or not bool((by_chance == by_chance[0]).all()):
-            return None
-        return float(by_chance[0])
-
-    @property
     def size(self) -> Tensor:
         """Keys kept on average by each query, (m,)."""
         return self.probability.sum(1)
