@@ -355,15 +355,10 @@ def test_a_large_pool_of_the_law_has_its_errors() -> None:
         )
 
 
-def test_other_values_go_through_a_stated_pool() -> None:
+def test_neyman_without_end_is_refused_where_sizes_have_no_nodes() -> None:
     law, head = es.Sphere(3, 1.5), es.Head(eye(3), randn(2, 3))
-    curve = es.exact_curve(head, law, randn(2, 3), [5, 50], keep="neyman", pool_size=4000, seed=4)
-    assert curve.kind == "pool"
-    assert "on a pool of 4000 tokens drawn from the law (seed 4)" in curve.origin
-    atoms = es.Pool(law.sample(4000, torch.Generator().manual_seed(4)))
-    np.testing.assert_allclose(
-        curve.rms, es.exact_curve(head, atoms, randn(2, 3), [5, 50], keep="neyman").rms, rtol=1e-10
-    )
+    with pytest.raises(ValueError, match="neyman without end is not known for Sphere tokens"):
+        es.exact_curve(head, law, randn(2, 3), [5, 50], keep="neyman")
 
 
 @pytest.mark.parametrize("law", [es.Gaussian(eye(2)), es.Cube(2)], ids=["gaussian", "cube"])

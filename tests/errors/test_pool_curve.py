@@ -134,7 +134,10 @@ def test_blocks_change_nothing(sampling: str, monkeypatch: pytest.MonkeyPatch) -
     q, k, v = tokens(6, 9, 2003)
     n = [1, 40, 2000]
     curve = exact_pool_curve(q, k, v, n, sampling, details=True)
-    made = [(exact_pool_curve(q, k, v, n, sampling, details=True, block=257), 1e-12)]
+    made = []
+    with monkeypatch.context() as patch:
+        patch.setattr(pool_error, "BLOCK", 257)
+        made.append((exact_pool_curve(q, k, v, n, sampling, details=True), 1e-12))
     with monkeypatch.context() as patch:
         patch.setattr(deposit, "scatter", scatter_tensors)
         made.append((exact_pool_curve(q, k, v, n, sampling, details=True), 1e-12))
@@ -154,7 +157,8 @@ def test_wide_queries_go_apart_and_come_back(monkeypatch: pytest.MonkeyPatch) ->
     q[2] *= 400
     q[5] *= 500
     n = [1, 5, 3000]
-    curve = exact_pool_curve(q, k, v, n, details=True, block=900)
+    monkeypatch.setattr(pool_error, "BLOCK", 900)
+    curve = exact_pool_curve(q, k, v, n, details=True)
     truth = error_from_nodes(q @ k.T / 2, None, v, None, n, details=True)
     assert curve.queries is not None
     np.testing.assert_allclose(curve.queries.mse, truth.mse, rtol=1e-8)
@@ -291,7 +295,6 @@ GOOD: dict[str, Any] = {
         ({"sampling": "bernouli"}, "sampling"),
         ({"scale": 0.0}, "scale"),
         ({"scale": math.nan}, "scale"),
-        ({"block": 0}, "block"),
         ({"q": np.full((2, 3), np.nan)}, "NaN"),
         ({"k": np.full((5, 3), np.inf)}, "infinite"),
         ({"q": np.ones(3)}, "2 axes"),

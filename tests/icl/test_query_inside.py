@@ -11,7 +11,7 @@ import pytest
 import torch
 from numpy.polynomial.hermite_e import hermegauss
 
-from esscher.errors.gaussian import COLUMNS_SURE, gaussian_error, integrate_sure
+from esscher.errors.gaussian import COLUMNS, gaussian_error, integrate_pairs
 from esscher.icl import UV, Block, LinearTask, final_parameters, start_block
 from esscher.icl.exact import decompose, risk, risk_gradient
 from esscher.icl.layer import flatten, unflatten
@@ -28,9 +28,9 @@ SHIFTED = LinearTask(
 
 
 def integrals(n: int, s: float, b: float) -> np.ndarray:
-    out = np.empty((1, COLUMNS_SURE))
-    integrate_sure(float(n), s, np.array([b]), out)
-    return out[0]
+    out = np.empty((1, COLUMNS))
+    integrate_pairs(np.array([float(n)]), np.array([s]), np.array([b]), out)
+    return out[0, [0, 1, 4, 5, 6]]  # f1, f2, q1, q2, c
 
 
 @pytest.mark.parametrize(

@@ -164,6 +164,7 @@ class ErrorCurve:
         with np.errstate(divide="ignore", invalid="ignore"):
             slope = None if queries.dmse_dlogn is None else 0.5 * mean(queries.dmse_dlogn) / mse
             effective = 1.0 / (share @ queries.sum_p2)
+        delta = float(share[share > 0] @ queries.delta[share > 0])
         return cls(
             n=n,
             rms=np.sqrt(mse),
@@ -172,7 +173,7 @@ class ErrorCurve:
             q95=np.sqrt(np.quantile(queries.mse, 0.95, axis=0)) if weights is None else None,
             slope=slope,
             effective_tokens=effective,
-            delta=None if kept is not None else float(share[share > 0] @ queries.delta[share > 0]),
+            delta=None if np.isnan(delta) else delta,
             accuracy=queries.accuracy,
             origin=origin,
             queries=queries,

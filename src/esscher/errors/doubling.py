@@ -41,9 +41,9 @@ ROUNDING = 1e-15  # of p w: below it p w is 1
 # smaller numbers are nothing, and their products denormal, which takes processors a hundred times
 # as long
 SLOW = 1e-30
-# over the keys of a query
-SUMS = ("total", "pair", "spread", "count", "first", "kept", "second", "largest")
-TOTAL, PAIR, SPREAD, COUNT, FIRST, KEPT, SECOND, LARGEST = range(len(SUMS))
+# Sums over the keys of a query. Of sure keys: eps, eps^2, |c|^2, 1. Of all: |B|, p eps, p (1-p)
+# eps^2 |c|^2, and the largest |c|^2.
+TOTAL, PAIR, SPREAD, COUNT, FIRST, KEPT, SECOND, LARGEST = range(8)
 # sums in any order; infinity and NaN stay what they are
 FAST = {"reassoc", "contract", "arcp", "nsz"}
 # numbers of a node: t, P, whether the vector is in its late form, summed terms, spread, pairs
@@ -59,15 +59,33 @@ def doubling_errors(
     float64, on the CPU: softmax weights (m, N), values (N, d) and limits (m, d) from one origin,
     |c| (m, N), p and w (m, N).
     """
-    weights, far, given = (x.contiguous().numpy() for x in (weight, distance, p))
-    counted = np.ones_like(given) if w is None else w.contiguous().numpy()
-    chances, eps = own = np.empty((2, *given.shape))
-    sums = np.zeros((len(given), len(SUMS)))
-    apart = torch.empty(2, *p.shape, dtype=torch.float64)
-    _part(weights, far, given, counted, own, sums, apart.numpy())
+    some, surely, square = p > 0, p == 1, distance.square()
+    counted = some.double() if w is None else torch.where(some, w, 0.0)
+    all_eps = weight * counted
+    # As sum pi c = 0, B = sum p eps c is that of (p w - 1) pi c too, which has no digits to lose
+    # where the rule reweights.
+    lack = p * counted - 1
+    apart = torch.stack(
+        [
+            torch.where(lack.abs() > ROUNDING, lack * weight, 0.0),
+            torch.where(surely, all_eps, 0.0),
+        ]
+    )
     first, sure = apart @ near - apart.sum(2, keepdim=True) * drift
-    sums[:, FIRST] = first.norm(dim=1).numpy()
-    values = near.float()
+    columns = (
+        apart[1].sum(1),
+        apart[1].square().sum(1),
+        torch.where(surely, square, 0.0).sum(1),
+        surely.sum(1).double(),
+        first.norm(dim=1),
+        (p * all_eps).sum(1),
+        ((1 - p) * p * all_eps.square() * square).sum(1),
+        torch.where(some, square, 0.0).amax(1),
+    )
+    sums = torch.stack(columns, dim=1).numpy()
+    # of the keys that chance decides, 0 for the others
+    chances, eps = (torch.where(surely, 0.0, x).numpy() for x in (p, all_eps))
+    far, values = distance.contiguous().numpy(), near.float()
 
     def task(start: int) -> tuple[Tensor, ...]:
         """mse, bias, E sum p^2, and which are known, of QUERIES queries."""
@@ -100,7 +118,7 @@ def doubling_errors(
         return found[:, 0], bias, found[:, 1], known
 
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        parts = list(pool.map(task, range(0, len(given), QUERIES)))
+        parts = list(pool.map(task, range(0, len(p), QUERIES)))
     mse, bias, sum_p2, known = (
         torch.cat(column)[:, None].numpy() for column in zip(*parts, strict=True)
     )
@@ -108,42 +126,11 @@ def doubling_errors(
         mse=mse,
         sum_p2=sum_p2,
         limit=drift.numpy(),
-        delta=np.full(len(given), np.nan),
+        delta=np.full(len(p), np.nan),
         bias=bias,
         accuracy=aliasing(STEP) / 2 + TOL,
     )
     return errors, known[:, 0]
-
-
-@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=FAST)
-def _part(weight: Any, far: Any, given: Any, counted: Any, own: Any, sums: Any, apart: Any) -> None:
-    """p and eps of the keys that chance decides, 0 for the others; SUMS; and (p w - 1) pi and the
-    sure keys' eps.
-
-    As sum pi c = 0, B = sum p eps c is that of (p w - 1) pi c too, which has no digits to lose
-    where the rule reweights.
-    """
-    for i in range(given.shape[0]):
-        total = pair = spread = count = kept = second = largest = 0.0
-        for j in range(given.shape[1]):
-            chance, square = given[i, j], far[i, j] * far[i, j]
-            some, surely = 1.0 if chance > 0.0 else 0.0, 1.0 if chance == 1.0 else 0.0
-            counts = counted[i, j] if chance > 0.0 else 0.0
-            e, lack = weight[i, j] * counts, chance * counts - 1.0
-            sure = surely * e
-            apart[0, i, j] = lack * weight[i, j] if abs(lack) > ROUNDING else 0.0
-            apart[1, i, j] = sure
-            own[0, i, j] = (1.0 - surely) * chance
-            own[1, i, j] = e - sure
-            total += sure
-            pair += sure * sure
-            spread += surely * square
-            count += surely
-            kept += chance * e
-            second += (1.0 - chance) * chance * e * e * square
-            largest = max(largest, some * square)
-        sums[i, TOTAL], sums[i, PAIR], sums[i, SPREAD], sums[i, COUNT] = total, pair, spread, count
-        sums[i, KEPT], sums[i, SECOND], sums[i, LARGEST] = kept, second, largest
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")

@@ -4,9 +4,7 @@ variance.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -26,14 +24,9 @@ from esscher.errors.query_laws import drawn, gaussian_queries_curve, integrated
 from esscher.inputs import as_count, as_counts, as_tensor, finite_result
 from esscher.keep.rule import parse
 from esscher.measures.base import Measure
-from esscher.measures.line import Line
-from esscher.measures.rotational import Rotational
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
-
-CHEBYSHEV = 33  # tilts at which many queries' f1 and f2 are computed, then interpolated in between
-INTERPOLATED = 1e-10  # relative accuracy the interpolation must reach
 
 
 @torch.no_grad()
@@ -62,22 +55,20 @@ def exact_curve(
     one-dimensional laws and mixtures of these: one-dimensional quadrature along each query's tilt.
     Any other law: exactly for a stated pool of ``pool_size`` tokens drawn from it with ``seed``,
     and then ``kind`` is "pool". Per-query values are in ``.queries``; ``details`` adds each query's
-    bias and, for Gaussian tokens and those on the sphere and in the ball, the second moment and the
-    covariance of its error.
+    bias and, for Gaussian tokens, the second moment and the covariance of its error.
 
-    ``queries`` may be a measure. Its law is integrated for Gaussian queries on Gaussian tokens,
-    rotation-invariant queries on rotation-invariant tokens where A is a multiple of an orthogonal
-    matrix, pools, small Rademacher cubes and intervals; of any other law, and where that integral
-    would not be right to 1e-6, ``draws`` queries are drawn with ``seed``, and ``.query_stderr``
-    says what that leaves uncertain.
+    ``queries`` may be a measure. Its law is integrated for Gaussian queries on Gaussian tokens
+    where A x + tilt_bias has mean 0, rotation-invariant queries on rotation-invariant tokens where
+    A is a multiple of an orthogonal matrix, pools, small Rademacher cubes and intervals; of any
+    other law, and where that integral would not be right to 1e-6, ``draws`` queries are drawn with
+    ``seed``, and ``.query_stderr`` says what that leaves uncertain.
 
     ``keep``: a rule of ``es.keep`` or its text. The error is then that of the n keys it keeps on
     average of ``context`` independent tokens (one number, or one for each n): exact for "random",
     "topk" and both where tokens have nodes along the tilt, else the mean over contexts drawn from
     the law. ``context`` None: n keys are kept of a context without end ("random", which is the
-    curve above, or "neyman"). Formulas: esscher.errors.keep_law. Neyman's curve without end is
-    exact for Gaussian tokens, for spheres and balls where V^T V is a multiple of the identity, and
-    for pools; elsewhere ``kind`` is "pool".
+    curve above, or "neyman" of Gaussian tokens, of spheres and balls where V^T V is a multiple of
+    the identity, and of pools). Formulas: esscher.errors.keep_law.
     """
     check_pair(head, measure)
     size = as_count(pool_size, "pool_size")
@@ -87,43 +78,37 @@ def exact_curve(
     counts = as_counts(n, "n") if kept is None else kept.n
 
     def over(head: Head, x: Tensor, weights: Floats | None = None) -> ErrorCurve:
-        if kept is None or kept.plain:
-            return _over_rows(head, measure, x, counts, details, (size, seed), weights)
         # outside its strip a law has no limit: refuse before any work
         measure.log_laplace(head.tilt(x))
-        return kept.curve(head, measure, x, details, size, seed)
-
-    if isinstance(queries, Measure):
-        if details:
-            raise ValueError(
-                "details: expected queries as rows, got a law of queries; draw rows with"
-                " queries.sample(m)"
-            )
-        if queries.dim != head.dim_query:
-            raise ValueError(
-                f"queries: expected a law of dimension {head.dim_query}, the head's queries, got"
-                f" {queries.dim}"
-            )
-        known = None
         if kept is None or kept.plain:
-            both = measure.is_gaussian and queries.is_gaussian
-            known = (
-                gaussian_queries_curve(head, measure, queries, counts)
-                if both
-                else integrated(over, head, measure, queries)
-            )
-        if known is not None:
-            return known
-        x = (
-            queries.sample(as_count(draws, "draws"), torch.Generator().manual_seed(seed))
-            .double()
-            .to(measure.device)
+            return _over_rows(head, measure, x, counts, details, size, seed, weights)
+        return kept.curve(head, measure, x, details, seed)
+
+    if not isinstance(queries, Measure):
+        x = as_tensor(queries, "queries", ndim=2, last=head.dim_query).double().to(measure.device)
+        if x.shape[0] == 0:
+            raise ValueError("queries: expected at least one row, got none")
+        return over(head, x)
+    if details:
+        raise ValueError(
+            "details: expected queries as rows, got a law of queries; draw rows with"
+            " queries.sample(m)"
         )
-        return drawn(over(head, x), seed)
-    x = as_tensor(queries, "queries", ndim=2, last=head.dim_query).double().to(measure.device)
-    if x.shape[0] == 0:
-        raise ValueError("queries: expected at least one row, got none")
-    return over(head, x)
+    if queries.dim != head.dim_query:
+        raise ValueError(
+            f"queries: expected a law of dimension {head.dim_query}, the head's queries, got"
+            f" {queries.dim}"
+        )
+    known = None
+    if kept is None or kept.plain:
+        if measure.is_gaussian and queries.is_gaussian:
+            known = gaussian_queries_curve(head, measure, queries, counts)
+        else:
+            known = integrated(over, head, measure, queries)
+    if known is not None:
+        return known
+    x = queries.sample(as_count(draws, "draws"), torch.Generator().manual_seed(seed))
+    return drawn(over(head, x.double().to(measure.device)), seed)
 
 
 def _over_rows(
@@ -132,76 +117,41 @@ def _over_rows(
     x: Tensor,
     counts: Counts,
     details: bool,
-    drawn_pool: tuple[int, int],
+    pool_size: int,
+    seed: int,
     weights: Floats | None,
 ) -> ErrorCurve:
-    """``drawn_pool``: size and seed of the pool that stands for a law without a formula."""
-    # outside its strip a law has no limit: refuse before any work
-    measure.log_laplace(head.tilt(x))
-    pool, rotational, law = measure.as_pool(), measure.as_rotational(), type(measure).__name__
+    """``pool_size`` and ``seed``: of the pool that stands for a law without nodes along a tilt."""
+    pool, law = measure.as_pool(), type(measure).__name__
     if measure.is_gaussian:
         errors = _gaussian(head, measure, x, counts, details)
         origin = "exact, Gaussian tokens: f1 and f2 of the score's standard deviation"
-    elif rotational is not None:
-        errors = _rotational(head, measure, rotational, x, counts, details)
-        origin = f"exact, {law} tokens: quadrature over the cosine"
     elif pool is not None:
-        q, k, v = (
-            head.queries(x),
-            head.keys(pool.tokens.double()),
-            head.values(pool.tokens.double()),
-        )
+        tokens = pool.tokens.double()
+        q, k, v = head.queries(x), head.keys(tokens), head.values(tokens)
         return exact_pool_curve(q, k, v, counts, scale=1.0, weights=pool.weights, details=details)
     else:
-        lines = (measure.along(theta) for theta in head.tilt(x).double())
-        first = next(lines)
-        if first is None:
-            return _through_pool(head, measure, x, counts, details, *drawn_pool)
-        errors = _along_tilts(head, measure, x, counts, details, chain([first], lines))
+        parts = []
+        for theta in head.tilt(x).double():
+            lines = measure.along(theta)
+            if lines is None:
+                return _through_pool(head, measure, x, counts, details, pool_size, seed)
+            score, weight, value, extra = line_nodes(head, lines)
+            parts.append(
+                error_from_nodes(score[None], weight, value, extra, counts, details=details)
+            )
+        errors = replace(
+            concatenate(parts),
+            limit=limit(head, measure)(x).cpu().numpy(),
+            delta=delta_trace(head, measure, x).cpu().numpy(),
+        )
         origin = f"exact, {law} tokens: quadrature along each query's tilt"
     return ErrorCurve.from_queries(counts, errors, kind="exact", origin=origin, weights=weights)
 
 
-def _two_directions(
-    head: Head,
-    measure: Measure,
-    x: Tensor,
-    details: bool,
-    w: Tensor,
-    total: Tensor,
-    columns: tuple[Floats, ...],
-    accuracy: float,
-) -> QueryErrors:
-    """Errors with second moment f1 w w^T + f2 (M - w w^T) and bias b w: w (m, d_out) = value of the
-    unit step along the tilt, M (d_out, d_out) = ``total``.
-
-    Rotation-invariant laws and Gaussians (after whitening) know only the direction of the tilt and
-    what is across it. ``columns``: f1, f2, their derivatives in log n, b, E sum p^2, all (m, len
-    n).
-    """
-    step, matrix = w.cpu().numpy(), total.cpu().numpy()
-    f1, f2, df1_dlogn, df2_dlogn, b, sum_p2 = columns
-    along = (step**2).sum(-1)[:, None]
-    across = np.maximum(np.trace(matrix) - along, 0.0)
-    bias = second = None
-    if details:
-        bias = b[:, :, None] * step[:, None, :]
-        line = step[:, None, :, None] * step[:, None, None, :]
-        second = f1[:, :, None, None] * line + f2[:, :, None, None] * (matrix - line)
-    return QueryErrors(
-        mse=along * f1 + across * f2,
-        sum_p2=sum_p2,
-        limit=limit(head, measure)(x).cpu().numpy(),
-        delta=delta_trace(head, measure, x).cpu().numpy(),
-        bias=bias,
-        dmse_dlogn=along * df1_dlogn + across * df2_dlogn,
-        second_moment=second,
-        accuracy=accuracy,
-    )
-
-
 def _gaussian(head: Head, measure: Measure, x: Tensor, n: Counts, details: bool) -> QueryErrors:
-    """w = V L u, M = V Sigma V^T, f1 and f2 of ``gaussian_error``; bias -f2 V Sigma theta (Stein).
+    """Errors with second moment f1 w w^T + f2 (V Sigma V^T - w w^T), w = V L u, f1 and f2 of
+    ``gaussian_error``; bias -f2 V Sigma theta (Stein).
 
     L L^T = Sigma, u = L^T theta / s, s its length: so rounding is of the size of Sigma, also where
     it is singular along theta.
@@ -210,95 +160,24 @@ def _gaussian(head: Head, measure: Measure, x: Tensor, n: Counts, details: bool)
     length = white.norm(dim=-1)
     s = length.cpu().numpy()[:, None]
     f = gaussian_error_slopes(n[None, :], s)
-    columns = f.f1, f.f2, f.df1_dlogn, f.df2_dlogn, -f.f2 * s, f.f2
-    w = white / torch.where(length > 0, length, 1.0)[:, None] @ root.T
-    return _two_directions(head, measure, x, details, w, root @ root.T, columns, 1e-12)
-
-
-def _rotational(
-    head: Head, measure: Measure, law: Rotational, x: Tensor, n: Counts, details: bool
-) -> QueryErrors:
-    """w = R V u, M = R^2 V V^T; f1 is the error of the cosine, f2 = E sum_j p_j^2 (1 - cos_j^2) /
-    (d - 1).
-
-    Both depend on the query through r = R |theta| alone.
-    """
-    theta, V = head.tilt(x), law.radius * head.V.double()
-    size = theta.norm(dim=-1)
-    u = torch.where(
-        size[:, None] > 0,
-        theta / size.clamp_min(1e-300)[:, None],
-        torch.eye(law.dim).to(theta)[0],
-    )
-    columns, accuracy = _over_tilts(law, (law.radius * size).cpu().numpy(), n)
-    six = tuple(np.moveaxis(columns, -1, 0))
-    return _two_directions(head, measure, x, details, u @ V.T, V @ V.T, six, accuracy)
-
-
-def _over_tilts(measure: Rotational, r: Floats, n: Counts) -> tuple[Floats, float]:
-    """The six functions of (r, n) at each r: (m, len n, 6). Many queries are interpolated between
-    Chebyshev points of r.
-
-    The functions are analytic in r, so the interpolant converges geometrically; its last
-    coefficients tell its error, and where they are not small enough every query is integrated on
-    its own.
-    """
-    if r.size > CHEBYSHEV and np.ptp(r) > 0:
-        angles = (np.arange(CHEBYSHEV) + 0.5) * np.pi / CHEBYSHEV
-        low, high = float(r.min()), float(r.max())
-        nodes = low + 0.5 * (high - low) * (1.0 + np.cos(angles))
-        values, accuracy = _over_tilts(measure, nodes, n)
-        modes = np.cos(np.outer(np.arange(CHEBYSHEV), angles)) * (2.0 / CHEBYSHEV)
-        modes[0] /= 2.0
-        coefficients = np.tensordot(modes, values, axes=1)
-        size = np.abs(values).max(axis=0) + 1e-300
-        tail = float((np.abs(coefficients[-3:]).max(axis=0) / size).max())
-        if tail < INTERPOLATED:
-            position = np.clip((2.0 * r - low - high) / (high - low), -1.0, 1.0)
-            basis = np.cos(np.outer(np.arccos(position), np.arange(CHEBYSHEV)))
-            return np.tensordot(basis, coefficients, axes=1), accuracy + 10.0 * tail
-    out, accuracy = np.empty((r.size, n.size, 6)), 0.0
-    for i, radius in enumerate(r):
-        x, log_weights, spread = measure.cosine(float(radius))
-        scores = (radius * x)[None]
-        along = error_from_nodes(scores, log_weights, x[:, None], None, n, details=True)
-        across = error_from_nodes(scores, log_weights, torch.zeros_like(x)[:, None], spread, n)
-        assert along.bias is not None
-        assert along.dmse_dlogn is not None
-        assert across.dmse_dlogn is not None
-        parts = (
-            along.mse,
-            across.mse,
-            along.dmse_dlogn,
-            across.dmse_dlogn,
-            along.bias[..., 0],
-            along.sum_p2,
-        )
-        out[i] = np.stack([part[0] for part in parts], axis=-1)
-        accuracy = max(accuracy, along.accuracy, across.accuracy)
-    return out, accuracy
-
-
-def _along_tilts(
-    head: Head,
-    measure: Measure,
-    x: Tensor,
-    n: Counts,
-    details: bool,
-    tilts: Iterable[list[Line] | None],
-) -> QueryErrors:
-    """One query at a time: nodes along its tilt, values V y given the score, and what they spread
-    across it.
-    """
-    parts = []
-    for lines in tilts:
-        assert lines is not None  # a law has nodes along every tilt or along none
-        score, weight, value, extra = line_nodes(head, lines)
-        parts.append(error_from_nodes(score[None], weight, value, extra, n, details=details))
-    return replace(
-        concatenate(parts),
+    w = (white / torch.where(length > 0, length, 1.0)[:, None] @ root.T).cpu().numpy()
+    total = (root @ root.T).cpu().numpy()
+    along = (w**2).sum(-1)[:, None]
+    across = np.maximum(np.trace(total) - along, 0.0)
+    bias = second = None
+    if details:
+        bias = (-f.f2 * s)[:, :, None] * w[:, None, :]
+        line = w[:, None, :, None] * w[:, None, None, :]
+        second = f.f1[:, :, None, None] * line + f.f2[:, :, None, None] * (total - line)
+    return QueryErrors(
+        mse=along * f.f1 + across * f.f2,
+        sum_p2=f.f2,
         limit=limit(head, measure)(x).cpu().numpy(),
         delta=delta_trace(head, measure, x).cpu().numpy(),
+        bias=bias,
+        dmse_dlogn=along * f.df1_dlogn + across * f.df2_dlogn,
+        second_moment=second,
+        accuracy=1e-12,
     )
 
 

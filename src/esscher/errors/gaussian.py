@@ -23,7 +23,8 @@ from esscher.inputs import as_counts, as_tensor
 # that is what vector units need.
 compiled = numba.njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
 
-COLUMNS = 6  # f1, f2, df1/ds, df2/ds, df1/dlog n, df2/dlog n
+# f1, f2, df1/dlog n, df2/dlog n; of a known key q1 = E p, q2 = E p^2 and c = E p sum_j p_j^2
+COLUMNS = 7
 
 STEP = 0.25  # of the lattice that carries both u and tau
 # from this s on the expectation over g is a sum over lattice nodes u, below it a sum over nodes g
@@ -32,6 +33,8 @@ WIDE = 0.5
 REACH_LEFT, REACH_RIGHT = 10.0, 14.0
 NEGLIGIBLE = 39.0  # exp(-39) = 1e-17
 TINY = 1e-17  # the share of the sum so far at which the march over tau ends
+APART = 32.0  # exp(-32) = 1e-14
+HUGE = 700.0  # exp(700) is a number still: phi^-1 at n = 1
 
 U_FIRST, U_LAST = -1120, 20  # u from -280 to 5, in steps
 NODES_U = np.arange(U_FIRST, U_LAST + 1) * STEP
@@ -46,40 +49,24 @@ WEIGHTS_G = STEP_G * np.exp(-0.5 * NODES_G**2) / np.sqrt(2 * np.pi)
 
 @compiled
 def moments_narrow(tau: float, s: float, row: Floats) -> None:
-    """M, N, log phi and their slopes in s at one tau, for s < ``WIDE``.
+    """M, N and log phi at one tau, for s < ``WIDE``.
 
-    With A_k = E m_k(u), Stein's lemma gives N = A_2 + s^2 P, P = A_2 - 3 A_3 + A_4 >= -5/4 A_2, and
-    the heat equation dE h(tau + s g)/ds = s E h''(tau + s g) with m_k'' = k^2 m_k - (2k+1) m_(k+1)
-    + m_(k+2) gives slopes that keep their digits as s goes to 0.
+    With A_k = E m_k(u), Stein's lemma gives N = A_2 + s^2 P, P = A_2 - 3 A_3 + A_4 >= -5/4 A_2.
     """
-    missing = present = a1 = a2 = a3 = a4 = a5 = a6 = 0.0
+    missing = present = a2 = a3 = a4 = 0.0
     for k in range(NODES_G.size):
         y = exp(tau + s * NODES_G[k])
         lost = -expm1(-y)
         kept = exp(-y) if lost > 0.5 else 1.0 - lost
         missing += WEIGHTS_G[k] * lost
         present += WEIGHTS_G[k] * kept
-        m1 = WEIGHTS_G[k] * kept * y
-        m2 = m1 * y
-        m3 = m2 * y
-        a1, a2, a3, a4, a5, a6 = (
-            a1 + m1,
-            a2 + m2,
-            a3 + m3,
-            a4 + m3 * y,
-            a5 + m3 * y * y,
-            a6 + m3 * y * y * y,
-        )
-    phi_s = -s * (a1 - a2)
-    p = a2 - 3 * a3 + a4
-    m_2nd = 4 * a2 - 5 * a3 + a4
-    p_2nd = 4 * a2 - 32 * a3 + 38 * a4 - 12 * a5 + a6
+        m2 = WEIGHTS_G[k] * kept * y * y
+        a2 += m2
+        a3 += m2 * y
+        a4 += m2 * y * y
     row[0] = a2
-    row[1] = a2 + s * s * p
+    row[1] = a2 + s * s * (a2 - 3 * a3 + a4)
     row[2] = log1p(-missing) if missing < 0.5 else log(present)
-    row[3] = s * m_2nd
-    row[4] = s * (m_2nd + 2 * p + s * s * p_2nd)
-    row[5] = phi_s / present
 
 
 @compiled
@@ -87,23 +74,19 @@ def fill_kernel(s: float, kernel: Floats) -> int:
     """What M, N and phi weigh m_k(u) by, over the offsets u - tau = x s; returns the column of x =
     0.
 
-    With w the normal density and Q its survival function the rows are w/s, (x-s)^2 w/s, Q(x),
-    Q(-x), then d/ds of w/s, of (x-s)^2 w/s and of Q(x), all at fixed u and tau: dx/ds = -x/s.
+    With w the normal density and Q its survival function the rows are w/s, (x-s)^2 w/s, Q(x) and
+    Q(-x).
     """
     left, right = ceil(REACH_LEFT * s / STEP), ceil(REACH_RIGHT * s / STEP)
     for j in range(-left, right + 1):
         x = j * STEP / s
         w = exp(-0.5 * x * x) / (sqrt(2 * pi) * s)
         tail = 0.5 * erfc(abs(x) / sqrt(2.0))
-        gap = x - s
         c = j + left
         kernel[0, c] = w
-        kernel[1, c] = gap * gap * w
+        kernel[1, c] = (x - s) * (x - s) * w
         kernel[2, c] = tail if x > 0 else 1.0 - tail
         kernel[3, c] = tail if x <= 0 else 1.0 - tail
-        kernel[4, c] = (x * x - 1.0) / s * w
-        kernel[5, c] = gap * (gap * (x * x - 1.0) - 2.0 * (x + s)) / s * w
-        kernel[6, c] = x * w
     return left
 
 
@@ -126,7 +109,7 @@ def lowest_u(tau: float, s: float) -> float:
 
 @compiled
 def moments_wide(i: int, s: float, kernel: Floats, centre: int, row: Floats) -> None:
-    """M, N, log phi and their slopes in s at tau = i ``STEP``, for s >= ``WIDE``.
+    """M, N and log phi at tau = i ``STEP``, for s >= ``WIDE``.
 
     Integration by parts bounds the window on the right: 1 - phi = int m_1(u) Q((u - tau)/s) du, and
     phi with 1 - Q.
@@ -135,53 +118,42 @@ def moments_wide(i: int, s: float, kernel: Floats, centre: int, row: Floats) -> 
     assert first >= U_FIRST
     last = min(U_LAST, i + ceil(REACH_RIGHT * s / STEP))
     c = centre - i
-    m = v = missing = present = m_s = v_s = missing_s = 0.0
+    m = v = missing = present = 0.0
     for k in range(first, last + 1):
         m1, m2 = M1[k - U_FIRST], M2[k - U_FIRST]
         m += m2 * kernel[0, k + c]
         v += m2 * kernel[1, k + c]
         missing += m1 * kernel[2, k + c]
         present += m1 * kernel[3, k + c]
-        m_s += m2 * kernel[4, k + c]
-        v_s += m2 * kernel[5, k + c]
-        missing_s += m1 * kernel[6, k + c]
     # there Q is 1, or it does not matter
     missing += M1_BELOW[first - U_FIRST] * kernel[2, first + c]
-    row[0], row[1], row[3], row[4] = m, v, m_s, v_s
-    if missing < 0.5:
-        row[2] = log1p(-missing)
-        row[5] = -missing_s / (1.0 - missing)
-    else:
-        row[2] = log(present)
-        row[5] = -missing_s / present
+    row[0], row[1] = m, v
+    row[2] = log1p(-missing) if missing < 0.5 else log(present)
 
 
 @compiled
-def fill_moments(i: int, s: float, kernel: Floats, centre: int, row: Floats) -> None:
-    """M, N, log phi, then their slopes in s, at tau = i ``STEP``."""
-    if s < WIDE:
-        moments_narrow(i * STEP, s, row)
-    else:
-        moments_wide(i, s, kernel, centre, row)
-
-
-@compiled
-def add_node(n: float, s: float, row: Floats, total: Floats) -> bool:
-    """Add the integrands at one tau to ``total``; true while the node still matters to f1 or f2."""
-    m, v, log_phi, m_s, v_s, log_phi_s = row
-    one = n * exp((n - 1) * log_phi)
-    two = n * s * exp((n - 2) * log_phi) * m
-    f2 = one * m
-    f1_apart, f1_pairs = one * v, (n - 1) * s * two * m
-    f1 = f1_apart + f1_pairs
+def add_node(n: float, s: float, y: float, row: Floats, total: Floats) -> bool:
+    """Add the integrands at one tau to ``total``; true while the node still matters. ``y``: t e of
+    a known key beside the n tokens, which multiplies every integrand by exp(-y); 0 without one.
+    """
+    m, v, log_phi = row
+    cut = exp(-y)
+    one = cut * n * exp((n - 1) * log_phi)
+    two = cut * n * s * s * m * m * exp(min((n - 2) * log_phi, HUGE))
+    f1, f2 = one * v + (n - 1) * two, one * m
     total[0] += f1
     total[1] += f2
-    total[2] += one * (v_s + (n - 1) * v * log_phi_s)
-    total[2] += (n - 1) * two * (2 * m + s * (2 * m_s + (n - 2) * m * log_phi_s))
-    total[3] += one * (m_s + (n - 1) * m * log_phi_s)
-    total[4] += f1_apart * (1 + n * log_phi) + s * two * m * (2 * n - 1 + n * (n - 1) * log_phi)
-    total[5] += f2 * (1 + n * log_phi)
-    return bool(f1 > TINY * total[0] or f2 > TINY * total[1])
+    total[2] += one * v * (1 + n * log_phi) + two * (2 * n - 1 + n * (n - 1) * log_phi)
+    total[3] += f2 * (1 + n * log_phi)
+    matters = f1 > TINY * total[0] or f2 > TINY * total[1]
+    if y > 0.0:
+        share = cut * y * exp(n * log_phi)
+        total[4] += share
+        total[5] += y * share
+        total[6] += y * f2
+        matters = matters or share > TINY * total[4] or y * share > TINY * total[5]
+        matters = matters or y * f2 > TINY * total[6]
+    return bool(matters)
 
 
 @compiled
@@ -200,28 +172,47 @@ def peak(n: float, s: float) -> float:
 
 
 @compiled
-def integrate_pairs(ns: Floats, ss: Floats, out: Floats) -> None:
-    """f1, f2 and their slopes for each pair (n, s), into the rows of ``out``; runs of equal s share
-    M, N and phi.
+def share_range(n: float, s: float) -> tuple[float, float]:
+    """Scores below which a known key has no share, and above which it has all of it, both to about
+    exp(-``APART``).
+
+    log sum_j exp(s g_j) is about -``peak``; but for that chance at most s sqrt(2 (log n + APART)),
+    at least -s sqrt(2 APART).
     """
-    kernel = np.empty((7, ceil((REACH_LEFT + REACH_RIGHT) * ss.max() / STEP) + 3))
+    usual = -peak(n, s)
+    return min(usual, -s * sqrt(2 * APART)) - APART, max(
+        usual, s * sqrt(2 * (log(n) + APART))
+    ) + APART
+
+
+@compiled
+def integrate_pairs(ns: Floats, ss: Floats, scores: Floats, out: Floats) -> None:
+    """``COLUMNS`` for each pair (n, s), into the rows of ``out``; runs of equal s share M, N and
+    phi. ``scores``: of one known key beside the n tokens; -inf: there is none. Scores outside
+    ``share_range`` are taken at its ends.
+    """
+    kernel = np.empty((4, ceil((REACH_LEFT + REACH_RIGHT) * ss.max() / STEP) + 3))
     lowest, highest = (
-        -ceil((REACH_RIGHT * ss.max() + 120) / STEP),
-        ceil((REACH_LEFT * ss.max() + 10) / STEP),
+        -ceil((REACH_RIGHT * ss.max() + 160) / STEP),
+        ceil((REACH_LEFT * ss.max() + 60) / STEP),
     )
-    rows = np.empty((highest - lowest + 1, 6))
+    rows = np.empty((highest - lowest + 1, 3))
     known = np.zeros(rows.shape[0], dtype=np.bool_)
     centre, last_s = 0, -1.0
     for pair in range(ss.size):
-        n, s, total = ns[pair], ss[pair], out[pair]
+        n, s, score, total = ns[pair], ss[pair], scores[pair], out[pair]
         if s != last_s:
             last_s = s
             known[:] = False
             if s >= WIDE:
                 centre = fill_kernel(s, kernel)
         total[:] = 0.0
-        hop = stride(n, s)
-        begin = hop * round(peak(n, s) / (hop * STEP))
+        hop, start = stride(n, s), peak(n, s)
+        if score > -np.inf:
+            low, high = share_range(n, s)
+            score = min(max(score, low), high)
+            hop, start = 1, min(start, -score)
+        begin = hop * round(start / (hop * STEP))
         for direction in (-1, 1):
             i, matters = begin + min(direction, 0) * hop, True
             while matters:
@@ -229,8 +220,11 @@ def integrate_pairs(ns: Floats, ss: Floats, out: Floats) -> None:
                 row = rows[i - lowest]
                 if not known[i - lowest]:
                     known[i - lowest] = True
-                    fill_moments(i, s, kernel, centre, row)
-                matters = add_node(n, s, row, total)
+                    if s < WIDE:
+                        moments_narrow(i * STEP, s, row)
+                    else:
+                        moments_wide(i, s, kernel, centre, row)
+                matters = add_node(n, s, exp(i * STEP + score), row, total)
                 i += direction * hop
         total *= hop * STEP
 
@@ -242,14 +236,12 @@ S_MAX = 100.0  # largest score standard deviation taken
 
 @dataclass(frozen=True)
 class GaussianError:
-    """f1 and f2 of ``gaussian_error`` and their slopes in s and in log n, n read as a real number;
-    all of one shape.
+    """f1 and f2 of ``gaussian_error`` and their slopes in log n, n read as a real number; all of
+    one shape.
     """
 
     f1: Floats
     f2: Floats
-    df1_ds: Floats
-    df2_ds: Floats
     df1_dlogn: Floats
     df2_dlogn: Floats
 
@@ -274,8 +266,7 @@ def gaussian_error(n: Any, s: Any) -> tuple[Any, Any]:
 
 
 def gaussian_error_slopes(n: Any, s: Any) -> GaussianError:
-    """``gaussian_error`` with its slopes in s and in log n, all from the same quadrature, as numpy
-    arrays.
+    """``gaussian_error`` with its slopes in log n, from the same quadrature, as numpy arrays.
 
     The slopes are right to about 1e-11 of f1 and f2 themselves.
     """
@@ -283,23 +274,21 @@ def gaussian_error_slopes(n: Any, s: Any) -> GaussianError:
     # integrate every pair, in threads where there are many; pairs of equal s share their work
     order = np.argsort(deviations, axis=None, kind="stable")[::-1]
     flat_n, flat_s = counts.ravel()[order], deviations.ravel()[order]
+    no_key = np.full(order.size, -np.inf)
     result = np.empty((order.size, COLUMNS))
     workers = torch.get_num_threads()
     parts = 8 * workers if order.size >= 32 * workers and workers > 1 else 1
-
     edges = np.linspace(0, order.size, parts + 1).astype(int)
 
     def task(i: int) -> None:
         own = slice(edges[i], edges[i + 1])
-        integrate_pairs(flat_n[own], flat_s[own], result[own])
+        integrate_pairs(flat_n[own], flat_s[own], no_key[own], result[own])
 
-    if parts > 1:
+    if order.size:
         with ThreadPoolExecutor(workers) as pool:
             list(pool.map(task, range(parts)))
-    elif order.size:
-        task(0)
-    columns = np.empty((COLUMNS, order.size))
-    columns[:, order] = result.T
+    columns = np.empty((4, order.size))
+    columns[:, order] = result[:, :4].T
     # rounding must not leave the range of sum_j p_j^2
     columns[1] = np.clip(columns[1], 1 / counts.ravel(), 1.0)
     return GaussianError(*(column.reshape(deviations.shape) for column in columns))
@@ -324,81 +313,6 @@ def _broadcast(n: Any, s: Any) -> tuple[Floats, Floats]:
             f"n and s: expected shapes that broadcast, got {shapes}; add an axis, n[:, None]"
         ) from cause
     return counts, deviations
-
-
-# ---- Softmax attention on n Gaussian tokens and one known key: the same integrals with one factor
-# more.
-
-COLUMNS_SURE = 5  # f1, f2, q1, q2, c
-APART = 32.0  # exp(-32) = 1e-14
-
-
-@compiled
-def share_range(n: float, s: float) -> tuple[float, float]:
-    """Scores below which a known key has no share, and above which it has all of it, both to about
-    exp(-``APART``).
-
-    log sum_j exp(s g_j) is about -``peak``; but for that chance at most s sqrt(2 (log n + APART)),
-    at least -s sqrt(2 APART).
-    """
-    usual = -peak(n, s)
-    return min(usual, -s * sqrt(2 * APART)) - APART, max(
-        usual, s * sqrt(2 * (log(n) + APART))
-    ) + APART
-
-
-@compiled
-def fill_row(i: int, n: float, s: float, kernel: Floats, centre: int, row: Floats) -> None:
-    """What exp(-y) multiplies at tau = i ``STEP``: the integrand of f1, that of f2, and phi^n."""
-    fill_moments(i, s, kernel, centre, row)
-    m, v, log_phi = row[0], row[1], row[2]
-    one = n * exp((n - 1) * log_phi)
-    pairs = n * (n - 1) * s * s * exp((n - 2) * log_phi) * m * m if n > 1 else 0.0
-    row[0], row[1], row[2] = one * v + pairs, one * m, exp(n * log_phi)
-
-
-@compiled
-def add_sure(y: float, row: Floats, total: Floats) -> bool:
-    """Add the integrands at one tau to ``total``; true while one of them still matters."""
-    cut = exp(-y)
-    along, across, share = cut * row[0], cut * row[1], cut * y * row[2]
-    total[0] += along
-    total[1] += across
-    total[2] += share
-    total[3] += y * share
-    total[4] += y * across
-    less = along <= TINY * total[0] and across <= TINY * total[1] and share <= TINY * total[2]
-    return not (less and y * share <= TINY * total[3] and y * across <= TINY * total[4])
-
-
-@compiled
-def integrate_sure(n: float, s: float, scores: Floats, out: Floats) -> None:
-    """f1, f2, q1, q2, c for known keys of some ``scores``, into the rows of ``out``; they share M,
-    N and phi.
-
-    Scores outside ``share_range`` are taken at its ends.
-    """
-    kernel = np.empty((7, ceil((REACH_LEFT + REACH_RIGHT) * s / STEP) + 3))
-    lowest, highest = -ceil((REACH_RIGHT * s + 160) / STEP), ceil((REACH_LEFT * s + 60) / STEP)
-    rows = np.empty((highest - lowest + 1, 6))
-    known = np.zeros(rows.shape[0], dtype=np.bool_)
-    centre = fill_kernel(s, kernel) if s >= WIDE else 0
-    low, high = share_range(n, s)
-    for key in range(scores.size):
-        score, total = min(max(scores[key], low), high), out[key]
-        total[:] = 0.0
-        begin = round(min(peak(n, s), -score) / STEP)
-        for direction in (-1, 1):
-            i, matters = begin + min(direction, 0), True
-            while matters:
-                assert lowest <= i <= highest
-                row = rows[i - lowest]
-                if not known[i - lowest]:
-                    known[i - lowest] = True
-                    fill_row(i, n, s, kernel, centre, row)
-                matters = add_sure(exp(i * STEP + score), row, total)
-                i += direction
-        total *= STEP
 
 
 # ---- The largest softmax weight among n keys drawn independently, in expectation.

@@ -83,26 +83,21 @@ _Kernel = tuple[str, Tensor, Tensor | float]
 
 def _kernels(family: Family, grid: Grid, length: int, tau: Tensor) -> dict[str, _Kernel]:
     """Those of a family on the last ``length`` cells of a grid, at nodes tau."""
-    if length > LONGEST:
-        return _computed(family, grid, length, tau)
     padded = -(-length // LENGTHS) * LENGTHS
-    found = _remembered(family, grid, padded, tuple(tau.tolist()), tau.device)
+    compute = _computed if length <= LONGEST else _computed.__wrapped__  # not remembered
+    found = compute(family, grid, padded, tuple(tau.tolist()), tau.device)
     return {name: (channel, x[-length:], peak) for name, (channel, x, peak) in found.items()}
 
 
 @lru_cache(maxsize=512)  # a fifth of a megabyte each
-def _remembered(
-    family: Family, grid: Grid, length: int, tau: tuple[float, ...], device: torch.device
+def _computed(
+    family: Family, grid: Grid, length: int, nodes: tuple[float, ...], device: torch.device
 ) -> dict[str, _Kernel]:
-    nodes = torch.tensor(tau, dtype=torch.float64, device=device)
-    return _computed(family, grid, length, nodes)
-
-
-def _computed(family: Family, grid: Grid, length: int, tau: Tensor) -> dict[str, _Kernel]:
+    tau = torch.tensor(nodes, dtype=torch.float64, device=device)
     found: dict[str, _Kernel] = {}
     coefficients = spline_coefficients(
         lambda centres: family(tau[:, None] + centres, tau[:, None]),
-        grid.centres(length, tau.device),
+        grid.centres(length, device),
         grid.points,
         grid.spacing,
     )

@@ -39,8 +39,7 @@ from esscher.attention.limit import limit
 from esscher.errors.curve import ErrorCurve, QueryErrors, concatenate, side_by_side
 from esscher.errors.keep_curve import KeepErrors
 from esscher.errors.nodes import error_from_nodes, error_of_kept, line_nodes
-from esscher.errors.pool_curve import pool_stderr
-from esscher.errors.query_laws import is_multiple_of_identity
+from esscher.errors.query_laws import chi_square_densities, is_multiple_of_identity
 from esscher.inputs import as_counts
 from esscher.keep.chance import Neyman, Random
 from esscher.keep.context import Context
@@ -114,26 +113,28 @@ class LawRule:
         return self.context is None and isinstance(self.rule.parts[0], Random)
 
     def curve(
-        self, head: Head, measure: Measure, x: Tensor, details: bool, pool_size: int, seed: int
+        self, head: Head, measure: Measure, x: Tensor, details: bool, seed: int
     ) -> ErrorCurve:
         """Over the rows ``x``."""
         law = f"{type(measure).__name__} tokens: what {self.rule} keeps of a context"
         if self.context is None:
-            curve = _without_end(head, measure, x, self.n, details, pool_size, seed)
-            return replace(curve, origin=f"exact, {law} without end{curve.origin}")
-        law += " of " + ", ".join(map(str, self.context)) + " tokens"
-        known = _by_score(head, measure, x, self)
-        if known is None:
-            return _over_contexts(head, measure, x, self, f"{law}, of which {CONTEXTS} are", seed)
-        errors, kept = known
-        curve = ErrorCurve.from_queries(
-            self.n if self.rule.free else np.maximum(1, np.rint(kept)).astype(np.int64),
+            errors, kept = _without_end(head, measure, x, self.n), self.n.astype(np.float64)
+            law += " without end"
+        else:
+            law += " of " + ", ".join(map(str, self.context)) + " tokens"
+            known = _by_score(head, measure, x, self)
+            if known is None:
+                origin = f"{law}, of which {CONTEXTS} are"
+                return _over_contexts(head, measure, x, self, origin, seed)
+            errors, kept = known
+        by_size = self.context is None or self.rule.free
+        return ErrorCurve.from_queries(
+            self.n if by_size else np.maximum(1, np.rint(kept)).astype(np.int64),
             errors if details else replace(errors, bias=None),
             kind="exact",
             origin=f"exact, {law}",
             kept=kept,
         )
-        return curve
 
 
 def _tilts(head: Head, measure: Measure, x: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -273,101 +274,52 @@ def _over_contexts(
     return replace(curve, kept=kept)
 
 
-# ---- Neyman's keys of a context without end: draws from the tilted law by their size.
-
-
-def _without_end(
-    head: Head, measure: Measure, x: Tensor, n: Counts, details: bool, pool_size: int, seed: int
-) -> ErrorCurve:
-    """Exact where the law and the head leave |c| one-dimensional, else on a pool of tokens."""
-
-    def over(tokens: Tensor | None) -> QueryErrors:
-        tilts = _tilts(head, measure, x)
-        return concatenate([_drawn_by_size(head, measure, *one, tokens, n) for one in tilts])
-
-    theta, target = _tilts(head, measure, x[:1])[0]
-    tokens, stderr, origin = None, None, ""
-    if tilted_sizes(head, measure, theta, target) is None:
-        tokens = measure.sample(pool_size, torch.Generator().manual_seed(seed)).double()
-        stderr = pool_stderr(tokens, lambda part: np.sqrt(over(part).mse.mean(axis=0)))
-        origin = f", on a pool of {pool_size} tokens drawn from the law (seed {seed})"
-    errors = over(tokens)
-    curve = ErrorCurve.from_queries(
-        n,
-        errors if details else replace(errors, bias=None),
-        kind="exact" if tokens is None else "pool",
-        origin=origin,
-    )
-    return replace(curve, kept=n.astype(np.float64), pool_stderr=stderr)
-
-
-def _drawn_by_size(
-    head: Head, measure: Measure, theta: Tensor, target: Tensor, tokens: Tensor | None, n: Counts
-) -> QueryErrors:
-    """Of one query; ``tokens``: those of a pool."""
-    sizes = (
-        tilted_sizes(head, measure, theta, target)
-        if tokens is None
-        else drawn_sizes(head, tokens, theta)
-    )
-    assert sizes is not None  # a law has them at every tilt or at none
-    used = sizes.size > 0
-    size, weight, centre = sizes.size[used], sizes.log_weights[used], sizes.centre[used]
-    extra = (size.square() - centre.square().sum(1)).clamp_min(0.0) if tokens is None else None
-    if size.numel() == 0:  # every value is the limit
-        size, weight, centre, extra = size.new_ones(1), size.new_zeros(1), sizes.centre[:1], None
-    found = error_from_nodes(-size.log()[None], weight + size.log(), centre, extra, n, details=True)
-    return replace(found, limit=target.cpu().numpy()[None])
-
-
-# ---- How far a token's value lies from the limit, c = V y + v0 - Gamma, under the tilted law:
-# nodes of |c|, and c's mean there.
+# ---- Neyman's keys of a context without end: draws from the tilted law by their size |c|, c = V y
+# + v0 - Gamma.
 
 REACH = 12.0  # deviations
 HALVINGS = 40  # of the panels towards |c| = 0
 ALIKE = 1e-10  # relative spread of eigenvalues taken for equal
+# under the tilted law: |c| (N,), logarithms of weights (N,), the mean of c given the node (N, d)
+Sizes = tuple[Tensor, Tensor, Tensor]
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """Under the tilted law: |c| (N,), logarithms of weights (N,), the mean of c given the node (N,
-    d).
-    """
+def _without_end(head: Head, measure: Measure, x: Tensor, n: Counts) -> QueryErrors:
+    rows = []
+    for theta, target in _tilts(head, measure, x):
+        sizes = tilted_sizes(head, measure, theta, target)
+        used = sizes[0] > 0
+        size, weight, centre = (part[used] for part in sizes)
+        extra = (size.square() - centre.square().sum(1)).clamp_min(0.0)
+        if size.numel() == 0:  # every value is the limit
+            size, weight, centre = size.new_ones(1), size.new_zeros(1), sizes[2][:1]
+            extra = torch.zeros_like(size)
+        found = error_from_nodes(
+            -size.log()[None], weight + size.log(), centre, extra, n, details=True
+        )
+        rows.append(replace(found, limit=target.cpu().numpy()[None]))
+    return concatenate(rows)
 
-    size: Tensor
-    log_weights: Tensor
-    centre: Tensor
 
-
-def tilted_sizes(head: Head, measure: Measure, theta: Tensor, limit: Tensor) -> Sizes | None:
-    """At one tilt (d,); None where neither the law nor the head is of a kind that leaves |c|
-    one-dimensional.
-    """
+def tilted_sizes(head: Head, measure: Measure, theta: Tensor, limit: Tensor) -> Sizes:
+    """At one tilt (d,), of laws and heads that leave |c| one-dimensional."""
     if measure.is_gaussian:
         return _of_gaussian(head, measure, limit)
-    rotational = measure.as_rotational()
-    # |V y| is a multiple of |y|
     gram = product(head.V.double().T, head.V.double())
-    if rotational is not None and not is_multiple_of_identity(gram, ALIKE):
-        return None
-    if rotational is None and measure.as_pool() is None and measure.points() is None:
-        return None
-    lines = measure.along(theta)
+    if measure.as_rotational() is not None:
+        known = is_multiple_of_identity(gram, ALIKE)  # then |V y| is a multiple of |y|
+    else:
+        known = measure.as_pool() is not None or measure.points() is not None
+    lines = measure.along(theta) if known else None
     if lines is None:
-        return None
+        raise ValueError(
+            f"context: neyman without end is not known for {type(measure).__name__} tokens and this"
+            " V; expected how many tokens the context has"
+        )
     score, weight, value, extra = line_nodes(head, lines)
     centre = value - limit
     size = (centre.square().sum(1) + extra).sqrt()
-    return Sizes(size, torch.log_softmax(score + weight, 0), centre)
-
-
-def drawn_sizes(head: Head, tokens: Tensor, theta: Tensor) -> Sizes:
-    """Of given tokens, equally likely; their own limit is the limit."""
-    weights = torch.log_softmax(tokens @ theta, 0)
-    values = head.values(tokens)
-    centre = values - values[0]
-    centre = centre - weights.exp() @ centre
-    return Sizes(centre.norm(dim=1), weights, centre)
+    return size, torch.log_softmax(score + weight, 0), centre
 
 
 def _of_gaussian(head: Head, measure: Measure, limit: Tensor) -> Sizes:
@@ -376,45 +328,13 @@ def _of_gaussian(head: Head, measure: Measure, limit: Tensor) -> Sizes:
     values = torch.linalg.eigvalsh(product(spread, spread.T)).cpu().numpy()
     values = values[values > ALIKE * values.max()]
     if values.size == 0:
-        return Sizes(limit.new_zeros(1), limit.new_zeros(1), torch.zeros_like(limit)[None])
+        return limit.new_zeros(1), limit.new_zeros(1), torch.zeros_like(limit)[None]
     bell, unit = math.sqrt(float(values.sum())), math.sqrt(float(values.max()))
     rho, lengths = graded(max(0.0, bell - REACH * unit), bell + REACH * unit, unit, HALVINGS)
     if np.ptp(values) <= ALIKE * values.max():
         log_density = (values.size - 1) * rho.log() - (rho / unit) ** 2 / 2
     else:
-        log_density = torch.from_numpy(log_chi_square_density(values, (rho**2).numpy()))
-        log_density = log_density + rho.log()
-    return Sizes(
-        rho.to(limit),
-        torch.log_softmax(lengths.log() + log_density, 0).to(limit),
-        limit.new_zeros(len(rho), len(limit)),
-    )
-
-
-def log_chi_square_density(values: Floats, t: Floats) -> Floats:
-    """Logarithm of the density of sum_k lambda_k g_k^2 at t, g_k standard normal: the inverse
-    Laplace transform of prod_k (1 + 2 p lambda_k)^(-1/2) on a parabola through its saddle point.
-    """
-    values, counts = np.unique(values, return_counts=True)
-    top = values.max()
-    gap = 1.0 - values / top
-    # mu > 0 with sum_k lambda_k / q_k = t, by bisection of its logarithm: a few digits suffice
-    low, high = np.log(0.25 / t), np.log(2.0 * float(counts.sum()) / t + 1e-300)
-    for _ in range(40):
-        middle = 0.5 * (low + high)
-        q = gap + 2.0 * np.exp(middle)[:, None] * values
-        above = values / q @ counts > t
-        low, high = np.where(above, middle, low), np.where(above, high, middle)
-    mu = np.exp(0.5 * (low + high))
-    q = gap + 2.0 * mu[:, None] * values
-    log_scale = (mu - 0.5 / top) * t - 0.5 * np.log(q) @ counts
-    curvature = 2.0 * (values / q) ** 2 @ counts
-    step = np.minimum(0.1, 0.5 / np.sqrt(4.0 * mu**2 * curvature))
-    one = np.zeros_like(t)
-    for k in range(int(np.ceil((np.sqrt(46.0 / (mu * t)) / step).max())) + 1):
-        turn = 1.0 + 1j * k * step
-        at = mu * turn**2
-        log = (at - 0.5 / top) * t - 0.5 * np.log(gap + 2.0 * at[:, None] * values) @ counts
-        share = step * 2.0 * mu / np.pi * turn * np.exp(log - log_scale)
-        one += (0.5 if k == 0 else 1.0) * share.real
-    return np.asarray(log_scale + np.log(np.maximum(one, 1e-300)))
+        log_scale, one, _ = chi_square_densities(values, values, (rho**2).numpy())
+        log_density = torch.from_numpy(log_scale + np.log(np.maximum(one, 1e-300))) + rho.log()
+    weights = torch.log_softmax(lengths.log() + log_density, 0)
+    return rho.to(limit), weights.to(limit), limit.new_zeros(len(rho), len(limit))

@@ -18,7 +18,7 @@ from esscher.errors import grid as deposit
 from esscher.errors.curve import ErrorCurve, QueryErrors, check_sampling, concatenate, merged
 from esscher.errors.keep_curve import KeepErrors, low_rank_curve
 from esscher.errors.nodes import error_from_nodes
-from esscher.inputs import as_attention, as_count, as_counts, as_tensor
+from esscher.inputs import as_attention, as_counts, as_tensor
 from esscher.keep import Context, LowRank, parse
 
 Floats = npt.NDArray[np.float64]
@@ -48,7 +48,6 @@ def exact_pool_curve(
     chosen_by: Any = None,
     weights: Any = None,
     details: bool = False,
-    block: int = BLOCK,
 ) -> ErrorCurve:
     """Exact E||Gamma_n - Gamma||^2 over a pool of N keys; Gamma is attention on the whole pool. No
     Monte Carlo.
@@ -65,11 +64,11 @@ def exact_pool_curve(
     Formulas: esscher.errors.integral. Few pairs are summed key by key in float64, to about 1e-12.
     Otherwise keys are deposited once on each query's score grid (esscher.errors.grid): float64
     inputs to about 1e-9, float32 inputs to about 1e-5, in a time of ten to twenty fused attention
-    passes ("bernoulli": a hundred) and in memory that does not depend on N, ``block`` keys at a
-    time. A query goes key by key, exact but slow, where its scores span more than 500 nats
-    ("bernoulli": 250 in float32, 125 in float64), or where one key has nearly all the weight and
-    rounding would take more than a millionth of the error. ``.accuracy`` estimates the relative
-    error of ``.rms``, the rounding of scores in float32 included.
+    passes ("bernoulli": a hundred) and in memory that does not depend on N. A query goes key by
+    key, exact but slow, where its scores span more than 500 nats ("bernoulli": 250 in float32, 125
+    in float64), or where one key has nearly all the weight and rounding would take more than a
+    millionth of the error. ``.accuracy`` estimates the relative error of ``.rms``, the rounding of
+    scores in float32 included.
 
     ``keep``: a rule that chooses the keys instead of ``sampling`` (esscher.keep, or its text). Keys
     come in the order of their positions; queries stand at the last one, or at ``positions`` (m,),
@@ -101,7 +100,7 @@ def exact_pool_curve(
             "n: expected numbers of tokens, got None; only a keep rule with all its numbers goes"
             " without"
         )
-    pool = _Pool.check(q, k, v, scale, weights, sampling, as_count(block, "block"))
+    pool = _Pool.check(q, k, v, scale, weights, sampling)
     counts = as_counts(n, "n")
     check_sampling(sampling, counts, pool.keys)
     errors = pool.errors(counts, details)
@@ -116,13 +115,6 @@ def exact_pool_curve(
     )
 
 
-def pool_errors(
-    q: Tensor, k: Tensor, v: Tensor, n: Counts, sampling: str, scale: float
-) -> QueryErrors:
-    """What exact_pool_curve is made of: the errors of each query, with their derivatives."""
-    return _Pool.check(q, k, v, scale, None, sampling, BLOCK).errors(n, False)
-
-
 @dataclass(frozen=True)
 class _Pool:
     """Checked inputs, all of one floating type."""
@@ -133,7 +125,6 @@ class _Pool:
     scale: float
     weights: Tensor | None
     sampling: str
-    block: int
     # (d_v,) float64: one of the values, so that equal ones are exactly 0 apart from it
     center: Tensor
 
@@ -142,9 +133,7 @@ class _Pool:
         return self.k.shape[0]
 
     @classmethod
-    def check(
-        cls, q: Any, k: Any, v: Any, scale: Any, weights: Any, sampling: str, block: int
-    ) -> _Pool:
+    def check(cls, q: Any, k: Any, v: Any, scale: Any, weights: Any, sampling: str) -> _Pool:
         query, key, value, factor = as_attention(q, k, v, scale)
         if weights is not None:
             if sampling == "bernoulli":
@@ -168,18 +157,42 @@ class _Pool:
                 f"v: values {size:g} apart have no squares in floating point; divide them by one"
                 " number, and multiply rms by it"
             )
-        return cls(query.to(dtype), key.to(dtype), value, factor, weights, sampling, block, center)
+        return cls(query.to(dtype), key.to(dtype), value, factor, weights, sampling, center)
 
     def errors(self, n: Counts, details: bool) -> QueryErrors:
-        """Of all queries: few pairs key by key, else on score grids."""
+        """Of all queries: on score grids; key by key where there are few pairs, and of queries that
+        are too wide for a grid, or that rounding would spoil there.
+        """
         pairs = len(self.q) * self.keys * (len(n) if self.sampling == "bernoulli" else 1)
         if pairs <= FEW_PAIRS:
-            return self.by_keys(self.q, n, details)
-        return concatenate(
-            [self.by_deposit(part, n, details) for part in torch.split(self.q, QUERY_BLOCK)]
-        )
+            return self._by_keys(self.q, n, details)
+        grid = deposit.choose_grid(self.q.dtype, self.sampling)
+        span, keyed = self._spans(grid)
+        widest = float(torch.where(keyed, 0.0, span).max()) / grid.spacing + 64
+        rows = int(MEMORY / widest / (self.v.shape[1] + 2))
+        parts = []
+        for own in torch.split((~keyed).nonzero()[:, 0], max(1, min(QUERY_BLOCK, rows))):
+            state = deposit.init(len(own), grid, self.center)
+            for part, scores in self._blocks(self.q[own]):
+                weights = None if self.weights is None else self.weights[part]
+                state = deposit.update(state, scores, self.v[part], weights, owned=True)
+            lost = deposit.lost(state) > LOST
+            keyed[own[lost]] = True
+            if not bool(lost.all()):
+                kept = deposit.take(state, (~lost).nonzero()[:, 0])
+                parts.append(deposit.finish(kept, n, self.sampling, details=details))
+        if not parts:
+            return self._by_keys(self.q, n, details)
+        # a score, which the softmax exponentiates, is rounded by eps (1 + |scale q| |k|) at most
+        longest = self.q[~keyed].double().norm(dim=1).max() * self.k.double().norm(dim=1).max()
+        rounding = torch.finfo(self.q.dtype).eps * (1 + self.scale * float(longest))
+        found = concatenate(parts)
+        found = replace(found, accuracy=found.accuracy + rounding)
+        if not bool(keyed.any()):
+            return found
+        return merged(keyed.cpu().numpy(), self._by_keys(self.q[keyed], n, details), found)
 
-    def by_keys(self, q: Tensor, n: Counts, details: bool) -> QueryErrors:
+    def _by_keys(self, q: Tensor, n: Counts, details: bool) -> QueryErrors:
         """Key by key, in float64, a few queries at a time."""
         log_weights = None if self.weights is None else self.weights.log()
         parts = []
@@ -195,53 +208,21 @@ class _Pool:
             parts.append(part)
         return concatenate(parts)
 
-    def by_deposit(self, q: Tensor, n: Counts, details: bool) -> QueryErrors:
-        """On score grids, in halves where these would take too much memory; key by key the queries
-        that are too wide for a grid, or that rounding would spoil.
-        """
-        grid = deposit.choose_grid(q.dtype, self.sampling)
-        state = deposit.init(len(q), grid, self.center)
-        for part, scores in self._blocks(q):
-            extent = deposit.reach(state, scores)
-            if not extent.largest < deposit.FAR:  # or NaN
-                return self.by_keys(q, n, details)
-            if extent.cells > deposit.MAX_CELLS:
-                wide = self._spans(q) > (deposit.MAX_CELLS - 64) * grid.spacing
-                if bool(wide.all()):
-                    return self.by_keys(q, n, details)
-                return self._beside(q, wide, n, details, self.by_deposit(q[~wide], n, details))
-            if extent.cells * state.cells.shape[0] * len(q) > MEMORY and len(q) > 1:
-                halves = q.tensor_split(2)
-                return concatenate([self.by_deposit(half, n, details) for half in halves])
-            weights = None if self.weights is None else self.weights[part]
-            state = deposit.update(state, scores, self.v[part], weights, extent=extent)
-        lost = deposit.lost(state) > LOST
-        if bool(lost.all()):
-            return self.by_keys(q, n, details)
-        if bool(lost.any()):
-            state = deposit.take(state, (~lost).nonzero()[:, 0])
-        errors = deposit.finish(state, n, self.sampling, details=details)
-        # a score, which the softmax exponentiates, is rounded by eps (1 + |scale q| |k|) at most
-        longest = self.scale * float(q.double().norm(dim=1).max()) * float(self.k.norm(dim=1).max())
-        rounding = torch.finfo(q.dtype).eps * (1 + longest)
-        errors = replace(errors, accuracy=errors.accuracy + rounding)
-        return self._beside(q, lost, n, details, errors) if bool(lost.any()) else errors
-
-    def _beside(
-        self, q: Tensor, keyed: Tensor, n: Counts, details: bool, others: QueryErrors
-    ) -> QueryErrors:
-        """The queries of the mask key by key, beside the results of the others."""
-        return merged(keyed.cpu().numpy(), self.by_keys(q[keyed], n, details), others)
-
-    def _spans(self, q: Tensor) -> Tensor:
-        """Of the scores of each query, (m,)."""
-        ends = [torch.stack([scores.amax(1), -scores.amin(1)]) for _, scores in self._blocks(q)]
-        return torch.stack(ends).amax(0).sum(0)
+    def _spans(self, grid: deposit.Grid) -> tuple[Tensor, Tensor]:
+        """The range of each query's scores, (m,), and which queries are too wide for the grid."""
+        ends = [
+            torch.stack([scores.amax(1), -scores.amin(1)]) for _, scores in self._blocks(self.q)
+        ]
+        high, low = torch.stack(ends).amax(0).double()  # NaN where a score is
+        near = (high + low <= (deposit.MAX_CELLS - 64) * grid.spacing) & (
+            torch.maximum(high, low) < deposit.FAR
+        )
+        return high + low, ~near
 
     def _blocks(self, q: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Slices of ``block`` keys with their scores (m, block)."""
-        for start in range(0, self.keys, self.block):
-            part = slice(start, start + self.block)
+        """Slices of keys with their scores (m, BLOCK)."""
+        for start in range(0, self.keys, BLOCK):
+            part = slice(start, start + BLOCK)
             yield part, (q * self.scale) @ self.k[part].T
 
 

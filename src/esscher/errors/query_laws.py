@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-import numba
 import numpy as np
 import numpy.typing as npt
 import scipy.stats
@@ -136,194 +135,18 @@ def _slope_stderr(queries: QueryErrors, slope: Floats) -> Floats:
     return np.nan_to_num(found, nan=0.0)  # no error at all has no slope
 
 
-# ---- The law over Gaussian queries of what the error at a query depends on: the score's
-# deviation s and a^T G a.
-
-LARGEST = 1e90  # its cube, which the contour takes, is a number still
-
-
-@dataclass(frozen=True)
-class ScoreLaw:
-    """The law of s^2 = |a|^2, a Gaussian, and of a^T G a beside it; equal variances are one group.
-
-    ``values``: the groups' lambda > 0; ``counts``: how many; ``shifts``: sum b_k^2; ``traces``: sum
-    G_kk lambda_k; ``cross``: sum G_kl b_k b_l between groups, the last row and column for the
-    directions of variance 0, whose sum b_k^2 is ``floor``.
-    """
-
-    values: Floats
-    counts: Floats
-    shifts: Floats
-    traces: Floats
-    cross: Floats
-    floor: float
-
-    def growth(self) -> tuple[float, float]:
-        """E exp(s^2) and E exp(s^2) a^T G a; infinite where they are."""
-        q = 1.0 - 2.0 * self.values
-        if (q <= 0.0).any():
-            return math.inf, math.inf
-        log = self.floor + float((-0.5 * self.counts * np.log(q) + self.shifts / q).sum())
-        size, r = math.exp(log) if log < 700.0 else math.inf, np.append(1.0 / q, 1.0)
-        return size, size * float(r[:-1] @ self.traces + r @ self.cross @ r)
-
-
-def score_law(head: Head, measure: Measure, queries: Measure) -> tuple[ScoreLaw, float, bool]:
-    """The law of the score's vector, tr G, and whether G is a multiple of the identity."""
-    root, A = measure.root, head.A.double()
-    bias = torch.zeros_like(A[:, 0]) if head.tilt_bias is None else head.tilt_bias.double()
-    spread = product(product(root.T, A), queries.root)
-    offset = root.T @ (A @ queries.mean.double() + bias.to(A))
-    value = product(head.V.double(), root)
-    if is_diagonal(spread):
-        values = spread.diagonal() ** 2
-    else:
-        values, basis = torch.linalg.eigh(product(spread, spread.T))
-        values, offset, value = values.clamp_min(0.0), basis.T @ offset, value @ basis
-    size = (value * value).sum(dim=0)
-    largest = max(float(numbers.max()) for numbers in (values, offset * offset, size))
-    if not largest < LARGEST:
-        raise ValueError(
-            f"head and measure: expected squared scores and values below {LARGEST:g}, got"
-            f" {largest:.3g}; give scales and horizons nearer to 1"
-        )
-    gram = product(value.T, value)
-    law = _grouped(*(x.cpu().numpy() for x in (values, offset, value, size)))
-    return law, float(size.sum()), is_multiple_of_identity(gram, 1e-12)
-
-
-def _grouped(values: Floats, offset: Floats, value: Floats, size: Floats) -> ScoreLaw:
-    values = np.where(values > 1e-14 * values.max(initial=0.0), values, 0.0)
-    offset = np.where(offset**2 > 1e-32 * values, offset, 0.0)  # below is rounding
-    levels, group = np.unique(values, return_inverse=True)
-    if levels[0] > 0.0:
-        levels, group = np.append(0.0, levels), group + 1
-    # groups 1 .. last - 1 have variance; group 0, which has none, becomes the last
-    last = levels.size
-    sums = [
-        np.bincount(group, weights, last).astype(np.float64)
-        for weights in (np.ones_like(values), offset**2, size * values)
-    ]
-    cross = np.zeros((last, last))
-    if offset.any():
-        means = np.zeros((value.shape[0], last))
-        np.add.at(means.T, group, (value * offset).T)
-        means = np.roll(means, -1, axis=1)
-        cross = means.T @ means
-    counts, shifts, traces = (total[1:] for total in sums)
-    return ScoreLaw(levels[1:], counts, shifts, traces, cross, float(sums[1][0]))
-
-
-# ---- Nodes for the law of s and a^T G a: one direction of the score's vector after the other.
-
-SCALE = 2.0  # nodes are evenly spaced below it and geometric above
-STENCIL = 16
-REACH = 14.0  # deviations to which the rules reach; what is left weighs exp(-98)
-SPACING, STEP = 0.08, 0.8  # of nodes, and of the rules in deviations, at level 0
-MOST = 3000  # nodes; more are not worth their memory
-
-
-@dataclass(frozen=True)
-class Nodes:
-    """``sum(one * h(s))`` = E h(s), and ``sum(form * h(s))`` = E h(s) a^T G a."""
-
-    s: Floats
-    one: Floats
-    form: Floats
-
-
-def _nodes(law: ScoreLaw, level: int) -> Nodes | None:
-    """The law as weights of both signs; each ``level`` halves all steps. None where that would take
-    more than ``MOST`` nodes.
-    """
-    delta, step = SPACING / 2**level, STEP / 2**level
-    mean = law.floor + float(law.counts @ law.values + law.shifts.sum())  # of s^2
-    far = math.sqrt(mean) + REACH * math.sqrt(float(law.values.max()))
-    count = math.ceil(math.asinh(far / SCALE) / delta) + STENCIL
-    if count > MOST:
-        return None
-    s = SCALE * np.sinh((np.arange(count) + 0.5) * delta)
-    none = np.zeros(1)
-    one = _moved(np.full(1, math.sqrt(law.floor)), none, np.ones(1), none, delta, count)[0][:, 0]
-    form, along = one * law.cross[-1, -1], np.zeros((count, law.cross.shape[0]))
-    along[:, -1] = one  # U as sums of the columns of ``cross``
-    for k, (variance, shift) in enumerate(zip(law.values, law.shifts, strict=True)):
-        sigma, others, rest = math.sqrt(variance), int(law.counts[k]), law.traces[k] / variance
-        if shift > 0.0:
-            middle = math.sqrt(shift)
-            a, weight = _normal(middle, sigma, step)
-            same, once, twice = _moved(s, a, weight, a / middle, delta, count)
-            form = (
-                same @ form
-                + 2.0 * once @ (along @ law.cross[:, k])
-                + law.cross[k, k] * (twice @ one)
-            )
-            along, one, first = same @ along, same @ one, once @ one
-            along[:, k] += first
-            others, rest = others - 1, max(rest - law.cross[k, k] / shift, 0.0)
-        if others > 0:
-            a, weight = _normal(0.0, sigma, step) if others == 1 else _chi(others, sigma, step)
-            same, _, twice = _moved(s, a, weight, a, delta, count)
-            form = same @ form + rest / others * (twice @ one)
-            along, one = same @ along, same @ one
-    return Nodes(s, one, form)
-
-
-def _normal(mean: float, sigma: float, step: float) -> tuple[Floats, Floats]:
-    """Nodes and weights of N(mean, sigma^2): even ones, or where it is broad a = SCALE sinh y."""
-    if sigma <= 0.25 * math.hypot(mean, SCALE):
-        z = step * np.arange(-math.ceil(REACH / step), math.ceil(REACH / step) + 1.0)
-        return mean + sigma * z, step * np.exp(-0.5 * z**2) / math.sqrt(2.0 * math.pi)
-    low, high = (math.asinh((mean + side * REACH * sigma) / SCALE) for side in (-1, 1))
-    y = np.arange(low, high, 0.25 * step)
-    a, slope = SCALE * np.sinh(y), SCALE * np.cosh(y)
-    z = (a - mean) / sigma
-    return a, 0.25 * step / sigma * slope * np.exp(-0.5 * z**2) / math.sqrt(2.0 * math.pi)
-
-
-def _chi(count: int, sigma: float, step: float) -> tuple[Floats, Floats]:
-    """Nodes and weights of sigma chi, ``count`` at least 2 degrees of freedom: even in its
-    logarithm.
-    """
-    root, each = math.sqrt(count), step * min(0.25, 1.0 / math.sqrt(2.0 * count))
-    low = math.log(max(root - REACH, root * math.exp(-1.0 - 46.0 / count)))
-    y = np.arange(low, math.log(root + REACH), each)
-    log = count * y - 0.5 * np.exp(2.0 * y) - (0.5 * count - 1.0) * math.log(2.0)
-    return sigma * np.exp(y), each * np.exp(log - math.lgamma(0.5 * count))
-
-
-@numba.njit(cache=True, error_model="numpy")
-def _moved(s: Floats, a: Floats, weight: Floats, x: Floats, delta: float, count: int) -> Floats:
-    """Three matrices that take weights at ``s`` to the nodes: each s to sqrt(s^2 + a^2), a drawn by
-    ``weight``, times 1, x and x^2.
-    """
-    out, signs, share = np.zeros((3, count, s.size)), np.ones(STENCIL), np.empty(STENCIL)
-    for p in range(1, STENCIL):
-        signs[p] = -signs[p - 1] * (STENCIL - p) / p
-    for j in range(s.size):
-        for m in range(a.size):
-            at = math.asinh(math.hypot(s[j], a[m]) / SCALE) / delta - 0.5
-            at = min(at, count - 1.0 - STENCIL // 2)  # beyond is nothing
-            first = math.floor(at) - STENCIL // 2 + 1
-            total = 0.0
-            for p in range(STENCIL):
-                gap = at - (first + p)
-                share[p] = signs[p] / (gap if gap != 0.0 else 1e-200)
-                total += share[p]
-            for p in range(STENCIL):
-                # even in s: below the first node its mirror image
-                i = first + p if first + p >= 0 else -1 - (first + p)
-                w = weight[m] * share[p] / total
-                out[0, i, j] += w
-                out[1, i, j] += w * x[m]
-                out[2, i, j] += w * x[m] * x[m]
-    return out
-
-
-# ---- The exact error averaged over Gaussian queries, integrated: no query is drawn.
+# ---- Gaussian queries on Gaussian tokens, integrated: no query is drawn.
+#
+# The error at a query depends on the score's deviation s and on a^T G a / s^2, where a = L^T A x is
+# the score's vector, s = |a|, L L^T the covariance of the tokens and G = L^T V^T V L. Centred a has
+# independent coordinates of variances lambda_k in its eigenbasis.
 
 Counts = npt.NDArray[np.int64]
 
+LARGEST = 1e90  # its cube, which the contour takes, is a number still
+BELOW = 33.0  # nodes begin at exp(-33) of the largest deviation
+REACH = 14.0  # deviations to which they reach; what is left weighs exp(-98)
+STEP = 0.25  # of log s at first; the law narrows like 1 / sqrt(d)
 HALVINGS = 7
 # f1/s^2 and f2 beyond S_MAX: polynomials in 1/s through values from here to S_MAX
 FROZEN, DEGREE = 20.0, 10
@@ -333,29 +156,51 @@ EXTRAPOLATED = 1e-9  # their relative error for n up to 2^53
 def gaussian_queries_curve(
     head: Head, measure: Measure, queries: Measure, n: Counts
 ) -> ErrorCurve | None:
-    """The curve over Gaussian queries of any mean and covariance, on Gaussian tokens; None where
-    the integral is not right to ``UNSURE``.
+    """The curve over Gaussian queries on Gaussian tokens; None where the score's vector has a mean,
+    or where the integral is not right to ``UNSURE``.
     """
-    law, trace, alike = score_law(head, measure, queries)
-    parts, accuracy = _integrate(law, trace, n)
+    root, A = measure.root, head.A.double()
+    offset = A @ queries.mean.double()
+    if head.tilt_bias is not None:
+        offset = offset + head.tilt_bias.double()
+    if bool((root.T @ offset).any()):
+        return None
+    spread = product(product(root.T, A), queries.root)
+    value = product(head.V.double(), root)
+    if is_diagonal(spread):
+        variances = spread.diagonal() ** 2
+    else:
+        variances, basis = torch.linalg.eigh(product(spread, spread.T))
+        variances, value = variances.clamp_min(0.0), value @ basis
+    size = (value * value).sum(dim=0)
+    largest = max(float(variances.max()), float(size.max()))
+    if not largest < LARGEST:
+        raise ValueError(
+            f"head and measure: expected squared scores and values below {LARGEST:g}, got"
+            f" {largest:.3g}; give scales and horizons nearer to 1"
+        )
+    values, traces, trace = variances.cpu().numpy(), size.cpu().numpy(), float(size.sum())
+    spreads = values > 1e-14 * values.max()
+    values, traces = values[spreads], traces[spreads] * values[spreads]
+    parts, accuracy = _integrate(values, traces, trace, n)
     if not accuracy < UNSURE:  # or NaN
         return None
     mse, dmse, sum_p2 = parts
     with np.errstate(divide="ignore", invalid="ignore"):  # an error of exactly 0 has no slope
         slope = 0.5 * dmse / mse
+    alike = is_multiple_of_identity(product(value.T, value), 1e-12)
     cov = measure.cov.double()
     centre = head.values((measure.mean.double() + head.tilt(queries.mean.double()) @ cov)[None])[0]
-    spread = product(product(head.V.double(), cov), product(head.A.double(), queries.root))
-    size, form = law.growth()
+    moved = product(product(head.V.double(), cov), product(A, queries.root))
     return ErrorCurve(
         n=n,
         rms=np.sqrt(mse),
         kind="exact",
-        scale=math.hypot(float(centre.norm()), float(spread.norm())),
-        q95=_quantile_error(law, trace, trace / head.dim, n) if alike else None,
+        scale=math.hypot(float(centre.norm()), float(moved.norm())),
+        q95=_quantile_error(values, trace, trace / head.dim, n) if alike else None,
         slope=slope,
         effective_tokens=1.0 / sum_p2,
-        delta=size * trace + form if math.isfinite(size) else math.inf,
+        delta=_delta(values, traces, trace),
         accuracy=accuracy,
         origin=(
             "exact, Gaussian tokens: f1 and f2 of the score's standard deviation; the law of"
@@ -364,33 +209,86 @@ def gaussian_queries_curve(
     )
 
 
-def _integrate(law: ScoreLaw, trace: float, n: Counts) -> tuple[Floats, float]:
+def _delta(values: Floats, traces: Floats, trace: float) -> float:
+    """E exp(s^2) (tr G + a^T G a), lim n * MSE; infinite where a variance is 1/2 or more."""
+    q = 1.0 - 2.0 * values
+    if (q <= 0.0).any():
+        return math.inf
+    log_size = -0.5 * float(np.log(q).sum())
+    return math.exp(log_size) * (trace + float((traces / q).sum())) if log_size < 700 else math.inf
+
+
+def _integrate(values: Floats, traces: Floats, trace: float, n: Counts) -> tuple[Floats, float]:
     """Mean squared error, its derivative in log n and E sum_j p_j^2 at each n, and their relative
-    accuracy.
+    accuracy: a trapezoid rule in log s, halved until it stands.
+
+    ``values``: variances lambda_k > 0 of the coordinates of a; ``traces``: lambda_k G_kk.
     """
-    if law.values.size == 0:  # every query has the same s
-        s = np.array([math.sqrt(law.floor)])
-        return _sums(Nodes(s, np.ones(1), np.array([float(law.cross.sum())])), trace, n), 1e-12
+    if values.size == 0:  # every query has the score's deviation 0
+        return _sums(np.zeros(1), np.ones(1), np.zeros(1), trace, n), 1e-12
+    top, mean = math.sqrt(float(values.max())), math.sqrt(float(values.sum()))
+    step = STEP / max(1.0, math.sqrt(values.sum() ** 2 / (values**2).sum() / 5.0))
     found, accuracy = np.zeros((3, n.size)), math.inf
-    for level in range(HALVINGS + 1):
-        nodes = _nodes(law, level)
-        if nodes is None:
-            break
-        before, found = found, _sums(nodes, trace, n)
+    for halved in range(HALVINGS + 1):
+        each = step / 2**halved
+        s = np.exp(np.arange(math.log(top) - BELOW, math.log(mean + REACH * top), each))
+        log_scale, one, form = chi_square_densities(values, traces, s**2)
+        weight = 2.0 * each * s**2 * np.exp(log_scale)
+        used = weight * one > 1e-30
+        s, one, form = s[used], (weight * one)[used], (weight * form)[used]
+        before, found = found, _sums(s, one, form, trace, n)
         change = relative_change(before[[0, 2]], found[[0, 2]])
-        beyond = float(np.abs(nodes.one[nodes.s > S_MAX]).sum()) > 1e-12
-        accuracy = max(change, abs(float(nodes.one.sum()) - 1.0))
+        accuracy = max(change, abs(float(one.sum()) - 1.0))
         if accuracy < STANDS:
             break
+        beyond = float(one[s > S_MAX].sum()) > 1e-12
         accuracy = max(accuracy, EXTRAPOLATED if beyond else 0.0)
     return found, max(1e-12, accuracy)
 
 
-def _sums(nodes: Nodes, trace: float, n: Counts) -> Floats:
-    """Sums over the nodes of f1 a^T G a / s^2 + f2 (trace - a^T G a / s^2), of its derivative in
-    log n, and of f2, at each n.
+def chi_square_densities(
+    values: Floats, traces: Floats, t: Floats
+) -> tuple[Floats, Floats, Floats]:
+    """The density of |a|^2 = sum_k lambda_k g_k^2 at t, g_k standard normal, and the same weighted
+    by E[a^T G a | t], both over exp of the first array.
+
+    Their Laplace transforms D(p) = prod_k (1 + 2 p lambda_k)^(-1/2) and D(p) sum_k lambda_k G_kk /
+    (1 + 2 p lambda_k) are inverted on a parabola through the saddle point of D(p) e^(pt), where a
+    trapezoid rule is right to rounding relative to the density itself, in its tails too.
     """
-    s = nodes.s
+    values, group = np.unique(values, return_inverse=True)
+    counts = np.bincount(group).astype(np.float64)
+    traces = np.bincount(group, traces).astype(np.float64)
+    top = values.max()
+    gap = 1.0 - values / top
+    # mu > 0 with sum_k lambda_k / q_k = t, by bisection of its logarithm: a few digits suffice
+    low, high = np.log(0.25 / t), np.log(2.0 * float(counts.sum()) / t + 1e-300)
+    for _ in range(40):
+        middle = 0.5 * (low + high)
+        q = gap + 2.0 * np.exp(middle)[:, None] * values
+        above = values / q @ counts > t
+        low, high = np.where(above, middle, low), np.where(above, high, middle)
+    mu = np.exp(0.5 * (low + high))
+    q = gap + 2.0 * mu[:, None] * values
+    log_scale = (mu - 0.5 / top) * t - 0.5 * np.log(q) @ counts
+    curvature = 2.0 * (values / q) ** 2 @ counts
+    step = np.minimum(0.1, 0.5 / np.sqrt(4.0 * mu**2 * curvature))
+    one, form = np.zeros_like(t), np.zeros_like(t)
+    for k in range(int(np.ceil((np.sqrt(46.0 / (mu * t)) / step).max())) + 1):
+        turn = 1.0 + 1j * k * step
+        at = mu * turn**2
+        q = gap + 2.0 * at[:, None] * values
+        log = (at - 0.5 / top) * t - 0.5 * np.log(q) @ counts
+        share = (0.5 if k == 0 else 1.0) * step * 2.0 * mu / np.pi * turn * np.exp(log - log_scale)
+        one += share.real
+        form += (share * (traces / q).sum(axis=1)).real
+    return log_scale, one, form
+
+
+def _sums(s: Floats, one: Floats, form: Floats, trace: float, n: Counts) -> Floats:
+    """Sums over nodes s of f1 a^T G a / s^2 + f2 (trace - a^T G a / s^2), of its derivative in
+    log n, and of f2, at each n: sum(one h(s)) = E h(s), sum(form h(s)) = E h(s) a^T G a.
+    """
     inside = s <= S_MAX
     f1, f2, df1, df2 = (np.empty((s.size, n.size)) for _ in range(4))
     at = gaussian_error_slopes(n[None, :], s[inside][:, None])
@@ -398,9 +296,9 @@ def _sums(nodes: Nodes, trace: float, n: Counts) -> Floats:
     if not inside.all():
         f1[~inside], f2[~inside], df1[~inside], df2[~inside] = _frozen(s[~inside], n)
     # at s = 0 there is no direction along the tilt
-    along = nodes.form / np.where(s > 0, s, math.inf) ** 2
-    across = trace * nodes.one - along
-    return np.stack([along @ f1 + across @ f2, along @ df1 + across @ df2, nodes.one @ f2])
+    along = form / np.where(s > 0, s, math.inf) ** 2
+    across = trace * one - along
+    return np.stack([along @ f1 + across @ f2, along @ df1 + across @ df2, one @ f2])
 
 
 def _frozen(s: Floats, n: Counts) -> tuple[Floats, Floats, Floats, Floats]:
@@ -421,17 +319,13 @@ def _frozen(s: Floats, n: Counts) -> tuple[Floats, Floats, Floats, Floats]:
     return f1, f2, df1, df2
 
 
-def _quantile_error(law: ScoreLaw, trace: float, per_direction: float, n: Counts) -> Floats | None:
+def _quantile_error(values: Floats, trace: float, per_direction: float, n: Counts) -> Floats | None:
     """The error at the 95 % quantile of s, where V keeps angles: it rises with s. None where that
     quantile is not known: unequal variances.
     """
-    if law.values.size > 1:
+    if values.size and np.ptp(values) > 1e-12 * values.max():
         return None
-    t = law.floor
-    if law.values.size == 1:
-        top = float(law.values[0])
-        t += top * float(scipy.stats.ncx2.ppf(LEVEL, law.counts[0], law.shifts[0] / top))
-    if not math.isfinite(t):
-        return None
-    nodes = Nodes(np.array([math.sqrt(t)]), np.ones(1), np.array([t * per_direction]))
-    return np.asarray(np.sqrt(_sums(nodes, trace, n)[0]))
+    count = values.size
+    t = float(values.max()) * float(scipy.stats.chi2.ppf(LEVEL, count)) if count else 0.0
+    s, form = np.array([math.sqrt(t)]), np.array([t * per_direction])
+    return np.asarray(np.sqrt(_sums(s, np.ones(1), form, trace, n)[0]))

@@ -20,7 +20,7 @@ the average over x_q is a sum over ``score_law``. In general it is a cubature ov
 The query inside its prompt, (L mu_L + delta_q) / (L + 1) [S, Remark 3.2], is computed for the block
 form: L tokens and one known key of score b = x_q^T U11 x_q and value 0. For linear attention it
 multiplies v by L / (L + 1). For softmax attention f1, f2, q1, q2, c are those of
-``integrate_sure`` at (L, s, b), and the bracket has besides kappa^2 (q2 + 2c) - 2 q1 kappa
+``integrate_pairs`` at (L, s, b), and the bracket has besides kappa^2 (q2 + 2c) - 2 q1 kappa
 (kappa - y).
 """
 
@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from esscher.errors.gaussian import COLUMNS_SURE, integrate_sure
+from esscher.errors.gaussian import COLUMNS, integrate_pairs
 from esscher.icl.layer import KINDS, Block, Floats, Parameters, as_uv
 from esscher.icl.quadrature import (
     Rule,
@@ -360,10 +360,10 @@ def _inside(
     own, crossed = (((along @ W) * other).sum(axis=-1) for other in (along, x))
     s = np.sqrt(np.maximum(((moved @ sigma) * moved).sum(axis=-1), 1e-24))
     check_deviations(s)
-    found, scores = np.empty((s.size, 1, COLUMNS_SURE)), (moved * x).sum(axis=-1).reshape(-1, 1)
-    for deviation, score, out in zip(s.ravel(), scores, found, strict=True):
-        integrate_sure(float(length), deviation, score, out)
-    f1, f2, q1, q2, c = found.reshape(*s.shape, -1).transpose(2, 0, 1)
+    found = np.empty((s.size, COLUMNS))
+    scores = (moved * x).sum(axis=-1).ravel()
+    integrate_pairs(np.full(s.size, float(length)), s.ravel(), scores, found)
+    f1, f2, _, _, q1, q2, c = found.reshape(*s.shape, -1).transpose(2, 0, 1)
     spread = v * v * (float(np.sum(sigma * W)) + task.noise)
     pulled = -2.0 * (own - crossed) * (q1 + f2)
     square = f2 * spread + (f1 - f2) * own / s**2 + own * (q2 + 2.0 * c) + pulled

@@ -23,7 +23,7 @@ from esscher.errors.curve import ErrorCurve, QueryErrors, concatenate, side_by_s
 from esscher.errors.grid import Deposit, Grid
 from esscher.errors.keep_curve import KeepErrors
 from esscher.errors.nodes import error_from_nodes
-from esscher.errors.pool_curve import pool_errors
+from esscher.errors.pool_curve import exact_pool_curve
 from esscher.errors.rate import fit_rate
 from esscher.hf.call import score
 from esscher.keep.context import Context
@@ -76,7 +76,10 @@ class AllKeys:
     def errors(self, n: npt.NDArray[np.int64], sampling: str, of: int) -> QueryErrors:
         """Of n keys drawn with replacement, or of keys kept with probability n / of."""
         if self.bias is None and self.seen is None:
-            return pool_errors(self.q, self.k, self.v, n, sampling, self.factor * self.scale)
+            scale = self.factor * self.scale
+            found = exact_pool_curve(self.q, self.k, self.v, n, sampling, scale).queries
+            assert found is not None
+            return found
         if self.sink is not None and sampling == "bernoulli":
             return self._kept_beside_sink(n / of)
         parts, values = [], self._values

@@ -190,13 +190,10 @@ any_count = st.one_of(st.integers(1, 100), st.floats(0, 53).map(lambda bits: int
 @settings(max_examples=200)
 @given(n=any_count, s=st.floats(0, S_MAX))
 def test_ranges(n: int, s: float) -> None:
-    """1/n <= sum p^2 <= 1; f1 is at least the squared mean (s f2)^2; sharper scores concentrate the
-    weights.
-    """
+    """1/n <= sum p^2 <= 1; f1 is at least the squared mean (s f2)^2."""
     value = gaussian_error_slopes(n, s)
     assert 1 / n <= value.f2 <= 1
     assert value.f1 >= (s * value.f2) ** 2 * (1 - ACCURACY)
-    assert value.df2_ds >= -1e-11 * value.f2
 
 
 @given(n=st.integers(2, 10**15), s=st.floats(0, 39), more=st.floats(0.01, 1))
@@ -212,39 +209,19 @@ def slope(function: Callable[[Floats], Floats], x: float, low: float, high: floa
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 1000, 10**9, 10**15])
-@pytest.mark.parametrize("s", [0.03, 0.3, 0.5, 1.0, 4.0, 8.3, 20.0, 40.0])
-def test_slopes_in_s(n: int, s: float) -> None:
-    value = gaussian_error_slopes(n, s)
-    width = min(0.2, s)
-    expected = slope(lambda x: np.stack(gaussian_error(n, x), axis=1), s, s - width, s + width)
-    error = np.array([value.df1_ds, value.df2_ds]) - expected
-    assert np.all(np.abs(error) < 1e-9 * np.abs([value.f1, value.f2]))
-
-
-@pytest.mark.parametrize("n", [1, 2, 7, 1000, 10**9, 10**15])
 @pytest.mark.parametrize("s", [0.0, 0.3, 0.5, 1.0, 4.0, 8.3, 20.0, 40.0])
 def test_slopes_in_log_n(n: int, s: float) -> None:
     """The quadrature takes real n, of which the public functions pass on whole ones."""
 
     def real_n(log_n: Floats) -> Floats:
         out = np.empty((log_n.size, COLUMNS))
-        integrate_pairs(np.exp(log_n), np.full(log_n.size, s), out)
+        integrate_pairs(np.exp(log_n), np.full(log_n.size, s), np.full(log_n.size, -np.inf), out)
         return out[:, :2]
 
     value = gaussian_error_slopes(n, s)
     expected = slope(real_n, math.log(n), max(0.0, math.log(n) - 0.2), math.log(n) + 0.2)
     error = np.array([value.df1_dlogn, value.df2_dlogn]) - expected
     assert np.all(np.abs(error) < 1e-9 * np.abs([value.f1, value.f2]))
-
-
-def test_slopes_in_s_keep_their_digits_near_zero() -> None:
-    """f1 = (1 + c1 s^2)/n + O(s^4), f2 = (1 + c2 s^2)/n + O(s^4): slopes proportional to s down to
-    s = 1e-8.
-    """
-    tiny, small = gaussian_error_slopes(20, 1e-8), gaussian_error_slopes(20, 1e-4)
-    assert tiny.df1_ds * 1e4 == pytest.approx(small.df1_ds, rel=1e-6)
-    assert tiny.df2_ds * 1e4 == pytest.approx(small.df2_ds, rel=1e-6)
-    assert gaussian_error_slopes(20, 0.0).df1_ds == 0
 
 
 def test_numbers_arrays_and_tensors() -> None:
