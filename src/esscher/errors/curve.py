@@ -169,7 +169,7 @@ class ErrorCurve:
             n=n,
             rms=np.sqrt(mse),
             kind=kind,
-            scale=_root_mean_square(queries.limit, share),
+            scale=float(np.sqrt(share @ (queries.limit**2).sum(axis=1))),
             q95=np.sqrt(np.quantile(queries.mse, 0.95, axis=0)) if weights is None else None,
             slope=slope,
             effective_tokens=effective,
@@ -275,18 +275,6 @@ class ErrorCurve:
                 "q95": q95,
             }
         )
-
-
-def _root_mean_square(rows: Floats, share: Floats) -> float:
-    """Of the rows' norms, weighted; by their largest entry, so that no square leaves the floating
-    range.
-    """
-    largest = float(np.abs(rows).max())
-    return (
-        largest * float(np.sqrt(share @ ((rows / largest) ** 2).sum(axis=1)))
-        if largest > 0
-        else 0.0
-    )
 
 
 # ---- What the columns of stored error curves, rates and horizons are, whichever job stores them.

@@ -222,18 +222,14 @@ def delta_covariance(
     floating range is infinite too.
     """
     check_pair(head, measure)
-    theta = head.tilt(
-        as_tensor(queries, "queries", ndim=2, last=head.dim_query).double()
-    )  # near a strip's edge every digit counts
+    # near a strip's edge every digit counts
+    theta = head.tilt(as_tensor(queries, "queries", ndim=2, last=head.dim_query).double())
     V = head.V.double()
     try:
         measure._check_domain(2 * theta)
     except ValueError:
         measure.log_laplace(theta)  # no limit at theta itself: say that instead
-        diagonal = torch.full(
-            (theta.shape[0], head.dim_out), torch.inf, dtype=torch.float64, device=theta.device
-        )
-        return torch.diag_embed(diagonal)
+        return torch.diag_embed(theta.new_full((len(theta), head.dim_out), torch.inf))
     log_growth, shift, cov = second_tilt(head, measure, theta)
     table = V @ cov @ V.T + shift[:, :, None] * shift[:, None, :]
     table = finite_result(table, "head.V: its values' covariance", "scale V down")
@@ -267,5 +263,5 @@ def delta_trace(head: Head, measure: Measure, queries: Any) -> Float64[Tensor, "
             traces.append(_grown(spread + shift.square().sum(-1), log_growth))
     except ValueError:
         measure.log_laplace(theta)  # no limit at theta itself: say that instead
-        return torch.full((theta.shape[0],), torch.inf, dtype=torch.float64, device=theta.device)
+        return theta.new_full((len(theta),), torch.inf)
     return torch.cat(traces)

@@ -318,9 +318,7 @@ def _broadcast(n: Any, s: Any) -> tuple[Floats, Floats]:
 # ---- The largest softmax weight among n keys drawn independently, in expectation.
 
 QUERIES = 8  # of one task
-HIDDEN = 40.0  # from t e = 40 on, exp(-te) is nothing
 NOTHING = 1e-13
-LARGEST_WIDE = 600.0  # exp(-600) is a number still, and exp(604)
 
 
 def largest_weights(score: Tensor, weight: Tensor, n: Tensor, sum_p2: Floats, tol: float) -> Floats:
@@ -347,61 +345,39 @@ def largest_weights(score: Tensor, weight: Tensor, n: Tensor, sum_p2: Floats, to
 def _integrate(
     score: Floats, weight: Floats, n: Floats, floor: Floats, step: float, tol: float, out: Floats
 ) -> None:
-    """Nodes upward from where t E e_max is nothing beside the result to where E exp(-tS) is."""
+    """Nodes upward from where t E e_max is nothing beside the result to where E exp(-tS) is.
+
+    With B_l = E exp(-te) over the keys of score at most s_l and 0 for the others, E max_j p_j =
+    int sum_l e_l (B_l^n - B_(l-1)^n) dt. 1 - B is a sum without cancellation.
+    """
     begin, log_below = np.empty(n.size), np.empty(score.shape[1])
     for i in range(score.shape[0]):
         taken = np.flatnonzero(weight[i] > 0.0)[::-1]  # from the largest score down
         own, share = score[i][taken], weight[i][taken]
-        e, narrow = np.exp(own), own[-1] > -LARGEST_WIDE
-        mean = (e * share).sum()
+        mean = (np.exp(own) * share).sum()
         for k in range(n.size):  # E e_max <= min(1, n E e)
             begin[k] = math.log(tol * floor[i, k] / min(1.0, n[k] * mean))
         tau = step * math.floor(begin.min() / step)
         busy = True
         while busy and tau < 4.0 - own[-1]:
-            grown = math.exp(tau) * e if narrow else np.exp(np.minimum(tau + own, HIGHEST))  # t e
-            log_all = _transforms(grown, share, log_below)
+            grown = np.exp(np.minimum(tau + own, HIGHEST))  # t e
+            left = np.exp(-grown)
+            gap = -(share * np.expm1(-grown)).sum()
+            log_all = math.log1p(-min(gap, 1.0))
+            for j in range(own.size):  # log B_(l-1), the largest score first
+                gap += share[j] * left[j]
+                log_below[j] = math.log1p(-gap) if gap < 1.0 else -math.inf
+            log_below[own.size - 1] = -math.inf
             busy = False
             for k in range(n.size):
                 whole = math.exp(n[k] * log_all)
                 if tau >= begin[k] and whole > tol * out[i, k]:
-                    out[i, k] += step * _largest(grown, log_below, n[k], whole)
+                    above = whole
+                    for j in range(own.size):
+                        below = math.exp(n[k] * log_below[j])
+                        out[i, k] += step * grown[j] * (above - below)
+                        above = below
+                        if above <= NOTHING * whole:
+                            break
                 busy = busy or tau < begin[k] or whole > tol * out[i, k]
             tau += step
-
-
-@numba.njit(nogil=True, cache=True, error_model="numpy")
-def _transforms(grown: Floats, share: Floats, log_below: Floats) -> float:
-    """log B_L; and log B_(l-1) for each l, the largest score first. ``grown``: t e; 1 - B is a sum
-    without cancellation.
-    """
-    gap = 0.0
-    for j in range(grown.size):
-        lost = -math.expm1(-grown[j]) if grown[j] < HIDDEN else 1.0
-        gap += share[j] * lost
-        log_below[j] = share[j] * (1.0 - lost)
-    log_all = math.log1p(-min(gap, 1.0))
-    for j in range(grown.size):
-        if log_below[j] > 0.0:
-            gap += log_below[j]
-            log_below[j] = math.log1p(-gap) if gap < 1.0 else -math.inf
-        else:
-            log_below[j] = log_all if j == 0 else log_below[j - 1]
-    log_below[grown.size - 1] = -math.inf
-    return log_all
-
-
-@numba.njit(nogil=True, cache=True, error_model="numpy")
-def _largest(grown: Floats, log_below: Floats, n: float, whole: float) -> float:
-    """sum_l t e_l (B_l^n - B_(l-1)^n) from the top down; ``whole``: B_L^n."""
-    total, above, last = 0.0, whole, math.nan
-    for j in range(grown.size):
-        if log_below[j] == last:
-            continue
-        last = log_below[j]
-        below = math.exp(n * last)
-        total += grown[j] * (above - below)
-        above = below
-        if above <= NOTHING * whole:
-            break
-    return total

@@ -164,10 +164,10 @@ class _Pool:
         are too wide for a grid, or that rounding would spoil there.
         """
         pairs = len(self.q) * self.keys * (len(n) if self.sampling == "bernoulli" else 1)
-        if pairs <= FEW_PAIRS:
-            return self._by_keys(self.q, n, details)
         grid = deposit.choose_grid(self.q.dtype, self.sampling)
         span, keyed = self._spans(grid)
+        if pairs <= FEW_PAIRS or bool(keyed.all()):
+            return self._by_keys(self.q, n, details)
         widest = float(torch.where(keyed, 0.0, span).max()) / grid.spacing + 64
         rows = int(MEMORY / widest / (self.v.shape[1] + 2))
         parts = []

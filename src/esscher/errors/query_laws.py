@@ -143,7 +143,6 @@ def _slope_stderr(queries: QueryErrors, slope: Floats) -> Floats:
 
 Counts = npt.NDArray[np.int64]
 
-LARGEST = 1e90  # its cube, which the contour takes, is a number still
 BELOW = 33.0  # nodes begin at exp(-33) of the largest deviation
 REACH = 14.0  # deviations to which they reach; what is left weighs exp(-98)
 STEP = 0.25  # of log s at first; the law narrows like 1 / sqrt(d)
@@ -173,12 +172,6 @@ def gaussian_queries_curve(
         variances, basis = torch.linalg.eigh(product(spread, spread.T))
         variances, value = variances.clamp_min(0.0), value @ basis
     size = (value * value).sum(dim=0)
-    largest = max(float(variances.max()), float(size.max()))
-    if not largest < LARGEST:
-        raise ValueError(
-            f"head and measure: expected squared scores and values below {LARGEST:g}, got"
-            f" {largest:.3g}; give scales and horizons nearer to 1"
-        )
     values, traces, trace = variances.cpu().numpy(), size.cpu().numpy(), float(size.sum())
     spreads = values > 1e-14 * values.max()
     values, traces = values[spreads], traces[spreads] * values[spreads]
