@@ -209,8 +209,8 @@ def count_operations(session: Session, tokens: int) -> dict[str, float]:
     """Floating-point operations of a probe of so many tokens by stage; the session may be of fewer,
     where it has several parts.
 
-    A corpus goes through the model once for each block of layers, and windows of queries once more
-    where it has several parts. Where rules are compared a language model gives gradients of drawn
+    A corpus goes through the model once for each block of layers, and windows of queries once more.
+    Where rules are compared a language model gives gradients of drawn
     next tokens at the last places of a window, after a prefill of the others.
     """
     length, layers = session.windows.length, session.layers
@@ -219,8 +219,7 @@ def count_operations(session: Session, tokens: int) -> dict[str, float]:
     depth = (max(layers) + 1) / session.loaded.layers  # a pass ends after the last of them
     found = {"gradients": 0.0, "rules": 0.0, "tables": OF_HEAD * heads}
     if not session.own:
-        again = asking * length if len(session.parts) > 1 else 0
-        found["forward"] = token * depth * len(session.blocks) * (tokens + again)
+        found["forward"] = token * depth * len(session.blocks) * (tokens + asking * length)
         found["heads"] = heads * tokens * (OF_KEY + OF_PAIR * len(session.queries))
         return found
     rules = len(session.rule_windows)

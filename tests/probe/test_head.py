@@ -49,7 +49,9 @@ def state_of(keys: slice, dtype: torch.dtype = torch.float32, center: float = 2.
 
 def updated(scores: torch.Tensor, values: torch.Tensor, **more: Any) -> HeadState:
     head = view(SPEC, scores, values, keys=KEYS, **more)
-    return HeadState({each.name: each.update(each.init(head), head) for each in STATISTICS}, {})
+    states = {each.name: each.update(each.init(head), head) for each in STATISTICS}
+    numbers = torch.arange(len(scores))
+    return HeadState(states, {}, numbers, head.kept, torch.full_like(numbers, len(values)))
 
 
 def merged(a: HeadState, b: HeadState) -> HeadState:

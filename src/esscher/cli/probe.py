@@ -97,7 +97,6 @@ def probe(
     scales: Annotated[str | None, option(ProbeSpec, "scales", MEASURED, "--scale")] = None,
     temperature: Annotated[str | None, option(ProbeSpec, "temperature", MEASURED)] = None,
     planted: Annotated[int | None, option(ProbeSpec, "planted", MEASURED)] = None,
-    special: Annotated[bool, option(ProbeSpec, "special", MEASURED)] = False,
     queries: Annotated[int | None, option(ProbeSpec, "queries", SIZE)] = None,
     kept_queries: Annotated[int | None, option(ProbeSpec, "kept_queries", SIZE)] = None,
     positions: Annotated[
@@ -174,7 +173,7 @@ def _read_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
             f"{flags['config']}: corpus: expected a mapping of fields, got {type(in_file).__name__}"
         )
     own = given(flags, ProbeSpec)
-    corpus = {key: value for key, value in given(flags, CorpusSpec).items() if key != "special"}
+    corpus = given(flags, CorpusSpec)
     if "model" in own:
         own["model"] = written(own["model"])
     for name in ("layers", "heads", "positions"):

@@ -10,7 +10,7 @@ import re
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,29 +107,23 @@ def compute(session: Session, unit: Unit) -> Mapping[str, Any]:
         from esscher.probe.moments import unit_moments
 
         return unit_moments(session, unit)
-    found = unit_tables(session, unit)
-    return found | ({"parity": parity_rows(session)} if unit == session.units[0] else {})
-
-
-def unit_tables(session: Session, unit: Unit) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if unit == session.units[0]:
+        same = parity(session.loaded.model)
+        found["parity"] = [{"parity": same.max_difference, "captured_layers": same.captured}]
     if "heads" in unit:
         (layer,) = unit["layers"]
-        found = layer_tables(session, corpus_layer(session, layer, 0, unit["heads"]))
+        found |= layer_tables(session, corpus_layer(session, layer, 0, unit["heads"]))
         if unit["heads"][0] != session.heads(layer)[0]:
             del found["layers"]  # the layer's row comes with its first heads
-        return dict(found)
+        return found
     rows: list[dict[str, Any]] = []  # bytes are small
     if session.own:
         window_layers(session, unit["window"], lambda state: rows.extend(layer_rows(state)))
     else:
         for layer in unit["layers"]:
             rows += layer_rows(corpus_layer(session, layer, unit["part"]))
-    return {"states": {name: [row[name] for row in rows] for name in rows[0]}}
-
-
-def parity_rows(session: Session) -> list[dict[str, Any]]:
-    same = parity(session.loaded.model)
-    return [{"parity": same.max_difference, "captured_layers": same.captured}]
+    return found | {"states": {name: [row[name] for row in rows] for name in rows[0]}}
 
 
 # ---- the final tables
@@ -138,36 +132,29 @@ def parity_rows(session: Session) -> list[dict[str, Any]]:
 def consolidate(session: Session, shards: Sequence[Shard]) -> Mapping[str, Any]:
     """Parts and windows joined, heads in order, those that failed named, budgets, what was run."""
     spec = session.spec
-    sampled = [shard for shard in shards if "moments" in shard.unit]
-    states = "heads" not in session.units[0]
-    tables = _joined(session, shards) if states else side_by_side(_measured(shards))
+    # shards are read as they are asked for: one is in memory at a time
+    if "heads" in session.units[0]:
+        tables = side_by_side(shard for shard in shards if "moments" not in shard.unit)
+    else:
+        tables = _joined(session, shards)
     same = tables.pop("parity", None)
-    if states and len(shards) and "parity" in shards[0].tables:
-        same = shards[0].tables["parity"].to_pandas()
     tables["heads"] = _with_missing(session, tables.get("heads", pd.DataFrame()))
     if spec.moments:
+        from esscher.probe.agreement import agreement_table
         from esscher.probe.moments import with_moments
 
-        tables = with_moments(tables, side_by_side(sampled))
+        sampled = side_by_side(shard for shard in shards if "moments" in shard.unit)
+        tables = with_moments(tables, sampled)
+        if len(found := agreement_table(tables, columns(spec)["heads"], spec.seed)):
+            tables["agreement"] = found
     frontier = tables.get("frontier", pd.DataFrame())
     if not len(frontier) and "curves" in tables:
         frontier = random_frontier(tables["heads"], tables["curves"])
     if len(frontier) and np.isfinite(frontier["relative"]).any():
-        asked = [(epsilon, None) for epsilon in spec.epsilons]
-        tables["budget"] = budget_table(frontier, asked)
+        tables["budget"] = budget_table(frontier, [(epsilon, None) for epsilon in spec.epsilons])
         if len(nats := nats_table(frontier)):
             tables["nats"] = nats
-    if spec.moments:
-        from esscher.probe.agreement import agreement_table
-
-        if len(found := agreement_table(tables, columns(spec)["heads"], spec.seed)):
-            tables["agreement"] = found
     return tables | {"about": about(session, tables["heads"], same)}
-
-
-def _measured(shards: Iterable[Shard]) -> Iterator[Shard]:
-    """All but those of moments, one in memory at a time."""
-    return (shard for shard in shards if "moments" not in shard.unit)
 
 
 def side_by_side(shards: Iterable[Shard]) -> dict[str, pd.DataFrame]:
@@ -180,42 +167,34 @@ def side_by_side(shards: Iterable[Shard]) -> dict[str, pd.DataFrame]:
 
 
 def _joined(session: Session, shards: Sequence[Shard]) -> dict[str, pd.DataFrame]:
-    """Tables of layers whose states, of parts or of windows, are all there.
+    """Tables of the layers whose states, of all parts or windows, are there.
 
     One shard is in memory at a time, and the states of few layers: a window has those of all, and
     is read again for every few.
     """
-    layers = list(session.layers)
-    few = LAYERS if session.own else len(layers)
-    frames: dict[str, list[pd.DataFrame]] = {"heads": [], "layers": []}
+    layers, statistics = session.layers, statistics_of(session.spec)
+    few, pieces = len(layers), len(session.parts)
+    if session.own:
+        few, pieces = LAYERS, len(session.query_windows)
+    frames: dict[str, list[pd.DataFrame]] = {}
     for start in range(0, len(layers), few):
-        for state in _whole(session, layers[start : start + few], _measured(shards)):
-            for name, frame in layer_tables(session, state).items():
-                frames.setdefault(name, []).append(frame)
-    return {
-        name: pd.concat(rows, ignore_index=True) if rows else pd.DataFrame()
-        for name, rows in frames.items()
-    }
-
-
-def _whole(
-    session: Session, layers: Sequence[int], shards: Iterable[Shard]
-) -> Iterator[LayerState]:
-    """The states of these layers over all parts or windows, each once its last piece was read."""
-    pieces = len(session.query_windows) if session.own else len(session.parts)
-    statistics = statistics_of(session.spec)
-    states: dict[int, LayerState] = {}
-    seen: Counter[int] = Counter()
-    for shard in shards:
-        table = shard.tables["states"]
-        for layer in layers if session.own else shard.unit["layers"]:
-            rows = table.filter(compute_arrow.equal(table["layer"], layer)).to_pylist()
-            part = layer_from_rows(rows, statistics)
-            states[layer] = join(states[layer], part, statistics) if layer in states else part
-            seen[layer] += 1
-            if seen[layer] == pieces:
-                yield states.pop(layer)
-        del table, rows, part
+        states: dict[int, LayerState] = {}
+        seen: Counter[int] = Counter()
+        for shard in shards:
+            if "moments" in shard.unit:
+                continue
+            if "parity" in shard.tables:
+                frames["parity"] = [shard.tables["parity"].to_pandas()]
+            table = shard.tables["states"]
+            for layer in layers[start : start + few] if session.own else shard.unit["layers"]:
+                rows = table.filter(compute_arrow.equal(table["layer"], layer)).to_pylist()
+                part = layer_from_rows(rows, statistics)
+                states[layer] = join(states[layer], part, statistics) if layer in states else part
+                seen[layer] += 1
+                if seen[layer] == pieces:
+                    for name, frame in layer_tables(session, states.pop(layer)).items():
+                        frames.setdefault(name, []).append(frame)
+    return {name: pd.concat(rows, ignore_index=True) for name, rows in frames.items()}
 
 
 def _with_missing(session: Session, heads: pd.DataFrame) -> pd.DataFrame:
@@ -281,7 +260,13 @@ def _no_nats(session: Session, heads: pd.DataFrame) -> str:
 
 
 PROBE = Job(
-    *("probe", ProbeSpec, units, compute, consolidate, hashes, columns),
+    "probe",
+    ProbeSpec,
+    units,
+    compute,
+    consolidate,
+    hashes,
+    columns,
     open=functools.partial(open_session, check=check_asked),
     cost=cost,
     check=check_registered,
@@ -292,7 +277,9 @@ PROBE = Job(
 
 RUNS = Path("runs")
 LEFT_OPEN = {"pool": "auto"}  # of a spec, until the model is known
-FILE_NAME = re.compile(r"[^\s\\]*(/[^\s\\]*|\.(txt|md|rst|jsonl?|csv|tsv|parquet|gz|html?|py))")
+FILE_NAME = re.compile(
+    r"[^\s\\]{0,200}(/[^\s\\]{0,200}|\.(txt|md|rst|jsonl?|csv|tsv|parquet|gz|html?|py))"
+)
 
 
 def probe(
@@ -389,25 +376,17 @@ def _texts(texts: Any, folder: Path) -> dict[str, Any]:
     """
     if texts is None:
         return {}
-    given = [texts] if isinstance(texts, str | Path) else list(texts)
-    files = [text for text in given if isinstance(text, Path) or _names_a_file(text)]
-    if given and len(files) == len(given):
-        return {"text": [str(Path(file).expanduser().absolute()) for file in files]}
-    if not given or not all(isinstance(text, str) and text not in files for text in given):
-        kinds = (
-            ", ".join(
-                sorted({"a file" if text in files else type(text).__name__ for text in given})
-            )
-            or "nothing"
-        )
+    given: list[Any] = [texts] if isinstance(texts, str | Path) else list(texts)
+    kinds = {"a file" if _names_a_file(text) else type(text).__name__ for text in given}
+    if kinds == {"a file"}:
+        return {"text": [str(Path(file).expanduser().absolute()) for file in given]}
+    if kinds != {"str"}:
         raise ValueError(
             "texts: expected strings (documents) or pathlib.Path (files), all of one kind, got"
-            f" {kinds}"
+            f" {', '.join(sorted(kinds)) or 'nothing'}"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    digest = hashlib.sha256(
-        "\0".join(str(text) for text in given).encode("utf-8", "surrogatepass")
-    ).hexdigest()[:16]
+    digest = hashlib.sha256("\0".join(given).encode("utf-8", "surrogatepass")).hexdigest()[:16]
     # hidden: a run begins in an empty folder; other texts are another spec
     path = folder / f".texts-{digest}.parquet"
     pd.DataFrame({"text": given}).to_parquet(path)
@@ -415,22 +394,13 @@ def _texts(texts: Any, folder: Path) -> dict[str, Any]:
 
 
 def _names_a_file(text: Any) -> bool:
-    """Whether a string is the name of a file or folder; one that looks like it and is none is a
-    mistake.
+    """Whether it is a path, or a string that names a file or folder; one that looks like a name and
+    is none is a mistake.
     """
-    if (
-        not isinstance(text, str)
-        or not text.strip()
-        or len(text) > 1024
-        or "\n" in text
-        or "\0" in text
-    ):
-        return False
-    try:
-        if os.path.exists(os.path.expanduser(text)):
-            return True
-    except OSError:  # too long for a name
-        return False
+    if not isinstance(text, str):
+        return isinstance(text, Path)
+    if os.path.exists(os.path.expanduser(text)):
+        return True
     if FILE_NAME.fullmatch(text):
         raise ValueError(
             f"texts: {text!r} looks like a file and there is none of this name; give its path, or a"

@@ -1,8 +1,7 @@
 """From the numbers of a layer's heads to rows of tables, and how they are stored on the way.
 
-A head has a state of each statistic while keys stream by (``HeadState``), then a few numbers of
-each query (``HeadNumbers``), then its rows. States of parts merge, numbers of windows follow each
-other.
+A head has a state of each statistic while keys stream by, then a few numbers of each query, then
+its rows. States of parts merge, numbers of windows follow each other.
 """
 
 from __future__ import annotations
@@ -49,35 +48,27 @@ OVERFLOW = (
 
 @dataclass(frozen=True)
 class HeadState:
-    """States of a head's statistics over the keys seen so far; ``windows``: numbers from the
-    queries' own windows.
+    """What is known of a head: states of its statistics over the keys of a corpus seen so far (none
+    where queries have their own context), and numbers of each query by statistic.
     """
 
     states: dict[str, Any]
-    windows: dict[str, dict[str, Tensor]]
-
-
-@dataclass(frozen=True)
-class HeadNumbers:
-    """Numbers of each statistic, the queries they are of, and how many keys each of these saw."""
-
     found: dict[str, dict[str, Tensor]]
     queries: Tensor  # (m,): among those of the probe
     kept: Tensor  # (m_kept,): the same of the kept ones
-    keys: Tensor  # (m,)
-
-
-Known = HeadState | HeadNumbers | str  # a head that could not be measured has the reason
+    keys: Tensor  # (m,): how many each query saw
 
 
 @dataclass(frozen=True)
 class LayerState:
-    """Moments and heads of a layer, over some keys or some windows."""
+    """Moments and heads of a layer, over some keys or some windows; a head that could not be
+    measured has the reason, empty where no query sees enough keys.
+    """
 
     info: LayerInfo
     moments: LayerMoments
     gram: Tensor | None
-    heads: dict[int, Known]
+    heads: dict[int, HeadState | str]
 
 
 def join(a: LayerState, b: LayerState, statistics: Sequence[Statistic]) -> LayerState:
@@ -88,34 +79,24 @@ def join(a: LayerState, b: LayerState, statistics: Sequence[Statistic]) -> Layer
     return replace(a, moments=a.moments.merge(b.moments), heads=heads)
 
 
-def _joined(a: Known, b: Known, statistics: Sequence[Statistic]) -> Known:
-    if isinstance(a, HeadState) and isinstance(b, HeadState):
+def _joined(
+    a: HeadState | str, b: HeadState | str, statistics: Sequence[Statistic]
+) -> HeadState | str:
+    if isinstance(a, str) or isinstance(b, str):
+        # a reason comes before numbers, and numbers before none
+        return max(a, b, key=lambda known: 2 * bool(known) if isinstance(known, str) else 1)
+    if a.states:
         merged = {
             each.name: each.merge(a.states[each.name], b.states[each.name]) for each in statistics
         }
-        return HeadState(merged, a.windows)
-    if isinstance(a, HeadNumbers) and isinstance(b, HeadNumbers):
-        names = dict.fromkeys([*a.found, *b.found])
-        found = {
-            name: concatenated([part.found[name] for part in (a, b) if name in part.found])
-            for name in names
-        }
-        rest = (torch.cat([getattr(x, key) for x in (a, b)]) for key in ("queries", "kept", "keys"))
-        return HeadNumbers(found, *rest)
-    # a reason comes before numbers, and numbers before none
-    return max(a, b, key=lambda known: 2 * bool(known) if isinstance(known, str) else 1)
-
-
-def reduced(
-    head: Head, state: HeadState, statistics: Sequence[Statistic], session: Session
-) -> HeadNumbers:
-    """Numbers of the queries of a corpus, after the last key."""
-    found = {each.name: dict(each.reduce(state.states[each.name], head)) for each in statistics}
-    for name, numbers in state.windows.items():
-        found[name] = {**found.get(name, {}), **numbers}
-    queries = torch.arange(len(session.queries))
-    kept = torch.from_numpy(session.kept_queries(head.info.layer))
-    return HeadNumbers(found, queries, kept, torch.full_like(queries, session.keys))
+        return replace(a, states=merged, keys=a.keys + b.keys)
+    names = dict.fromkeys([*a.found, *b.found])
+    found = {
+        name: concatenated([part.found[name] for part in (a, b) if name in part.found])
+        for name in names
+    }
+    rest = (torch.cat([getattr(x, key) for x in (a, b)]) for key in ("queries", "kept", "keys"))
+    return HeadState({}, found, *rest)
 
 
 # ---- rows of tables
@@ -162,20 +143,17 @@ def layer_tables(session: Session, state: LayerState) -> dict[str, pd.DataFrame]
         known = state.heads.pop(number)  # a state is large
         head = head_of(session, state.info, number, notes)
         try:
-            if isinstance(known, HeadState):
-                known = reduced(head, known, statistics, session)
             if isinstance(known, str):
                 raise ValueError(known or f"no query sees {FEWEST} keys; use longer windows")
             row, tables = _finished(session, summary, head, known, statistics)
         except ValueError as reason:
-            row, tables = failed_row(session, head, str(reason)), {}
+            row, tables = failed_row(session, head, str(reason)), []
         heads.append(row)
-        for name, frames in tables.items():
-            for frame in frames:
-                rows = frame.assign(layer=state.info.layer, head=number)
-                wanted = [column.key for column in declared[name]]
-                _expect(f"table {name}", "columns", rows.columns, wanted)
-                long.setdefault(name, []).append(rows[wanted])
+        for name, frame in tables:
+            rows = frame.assign(layer=state.info.layer, head=number)
+            wanted = [column.key for column in declared[name]]
+            _expect(f"table {name}", rows.columns, wanted)
+            long.setdefault(name, []).append(rows[wanted])
     found = {"heads": pd.DataFrame(heads), "layers": pd.DataFrame([layer_row(summary)])}
     return found | {name: pd.concat(frames, ignore_index=True) for name, frames in long.items()}
 
@@ -184,16 +162,23 @@ def _finished(
     session: Session,
     layer: LayerSummary,
     head: Head,
-    known: HeadNumbers,
+    known: HeadState,
     statistics: Sequence[Statistic],
-) -> tuple[dict[str, Any], dict[str, list[pd.DataFrame]]]:
+) -> tuple[dict[str, Any], list[tuple[str, pd.DataFrame]]]:
     """The row of a head, and its rows of long tables."""
+    found = {name: dict(numbers) for name, numbers in known.found.items()}
+    for each in statistics if known.states else ():
+        reduced = each.reduce(known.states[each.name], head)
+        found[each.name] = {**reduced, **found.get(each.name, {})}
     queries, asked = session.queries.take(known.queries.numpy()), len(session.queries)
     notes = [layer.info.note] if layer.info.note else []
     if len(queries) < asked:
         few = asked - len(queries)
         notes.append(f"{few} of {asked} queries see fewer than {FEWEST} keys and are left out")
-    row = _place(head) | {
+    row: dict[str, Any] = {
+        "layer": head.info.layer,
+        "head": head.head,
+        "kv_head": head.kv_head,
         "status": "ok",
         "reason": "; ".join(notes),
         "n_keys": round(float(known.keys.double().mean())),
@@ -201,53 +186,51 @@ def _finished(
         "n_keys_most": int(known.keys.max()),
         "n_queries": len(queries),
     }
-    long: dict[str, list[pd.DataFrame]] = {}
-    kept = torch.searchsorted(known.queries, known.kept).numpy()
     end = HeadEnd(
         **vars(head),
         session=session,
         layer=layer,
         queries=queries,
-        kept=kept,
-        found=known.found,
+        kept=torch.searchsorted(known.queries, known.kept).numpy(),
+        found=found,
         row=row,
     )
-    for statistic in statistics:
-        result: Result = statistic.finish(known.found.get(statistic.name, {}), end)
-        keys = [column.key for column in statistic.columns(head.spec)]
-        _expect(f"statistic {statistic.name}", "columns", result.columns, keys)
+    tables: list[tuple[str, pd.DataFrame]] = []
+    for each in statistics:
+        result: Result = each.finish(found.get(each.name, {}), end)
+        keys = [column.key for column in each.columns(head.spec)]
+        _expect(f"statistic {each.name}", result.columns, keys)
         row |= {key: result.columns[key] for key in keys}
-        for table, frame in result.tables.items():
-            long.setdefault(table, []).append(frame)
-    return row, long
+        tables += result.tables.items()
+    return row, tables
 
 
 def head_of(session: Session, info: LayerInfo, head: int, notes: dict[str, Any]) -> Head:
-    layer = info.layer
-    keys = session.mean_keys(layer), session.most_keys(layer)
-    return Head(session.spec, info, head, *keys, notes)
+    keys, most = session.mean_keys(info.layer), session.most_keys(info.layer)
+    return Head(session.spec, info, head, keys, most, notes)
 
 
-def _place(head: Head) -> dict[str, Any]:
-    return {"layer": head.info.layer, "head": head.head, "kv_head": head.kv_head}
-
-
-def _expect(who: str, what: str, given: Collection[str], declared: Collection[str]) -> None:
+def _expect(who: str, given: Collection[str], declared: Collection[str]) -> None:
     """A mistake of the statistic, not of the head."""
     if set(given) != set(declared):
-        raise TypeError(f"{who}: declares the {what} {sorted(declared)}, gave {sorted(given)}")
+        raise TypeError(f"{who}: declares the columns {sorted(declared)}, gave {sorted(given)}")
 
 
 def failed_row(session: Session, head: Head, reason: str) -> dict[str, Any]:
     """The row of a head that could not be measured."""
     row: dict[str, Any] = {}
     for column in columns(session.spec)["heads"]:
-        empty = math.nan if column.kind == "float" else head.n_keys
-        row[column.key] = empty
+        row[column.key] = math.nan if column.kind == "float" else head.n_keys
         if column.kind == "word":
             row[column.key] = "unknown" if "unknown" in column.words else ""
-    n_queries = {"n_queries": len(session.queries)}
-    return row | _place(head) | {"status": "failed", "reason": reason} | n_queries
+    return row | {
+        "layer": head.info.layer,
+        "head": head.head,
+        "kv_head": head.kv_head,
+        "status": "failed",
+        "reason": reason,
+        "n_queries": len(session.queries),
+    }
 
 
 # ---- The table ``layers``.
@@ -320,13 +303,6 @@ def layer_row(layer: LayerSummary) -> dict[str, Any]:
 # ---- stored states: safetensors, and the tree they hang on as JSON; no pickle
 
 TREE = "tree"  # places begin with a point, so that none is this one
-DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
-        *(torch.int64, torch.int32, torch.int8, torch.bool),
-    )
-}
 
 
 def layer_rows(state: LayerState) -> list[dict[str, Any]]:
@@ -345,9 +321,7 @@ def layer_from_rows(
 ) -> LayerState:
     """The state of one layer from its rows."""
     states = [kind for each in statistics for kind in each.state]
-    classes = {
-        kind.__name__: kind for kind in (*STORED, HeadState, HeadNumbers, Deposit, Grid, *states)
-    }
+    classes = {kind.__name__: kind for kind in (*STORED, HeadState, Deposit, Grid, *states)}
     known: dict[int, Any] = {
         row["head"]: unpack(row["state"], classes) if row["state"] else row["reason"]
         for row in rows
@@ -359,11 +333,6 @@ def pack(value: Any) -> bytes:
     """Dataclasses, mappings, tensors, numbers and words as bytes."""
     tensors: dict[str, Tensor] = {}
     text = json.dumps(_tree("", value, tensors))
-    taken: set[int] = set()
-    for place, tensor in tensors.items():  # safetensors refuses tensors that share their memory
-        where = tensor.untyped_storage().data_ptr()
-        tensors[place] = tensor.clone() if where in taken else tensor
-        taken.add(where)
     tensors[TREE] = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
     return save(tensors)
 
@@ -381,7 +350,8 @@ def _tree(place: str, value: Any, tensors: dict[str, Tensor]) -> dict[str, Any]:
         if square and torch.equal(value, value.mT):  # a half is enough
             upper = torch.triu_indices(*value.shape[-2:], device=value.device)
             value, kind = value[..., upper[0], upper[1]], kind | {"side": value.shape[-1]}
-        tensors[place] = value.detach().cpu().contiguous()
+        # safetensors refuses tensors that share their memory
+        tensors[place] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
         return kind
     if is_dataclass(value):
         parts = {part.name: getattr(value, part.name) for part in fields(value)}
@@ -405,7 +375,7 @@ def _value(
     if "plain" in tree:
         return tree["plain"]
     if "tensor" in tree:
-        found = tensors[place].to(DTYPES[tree["tensor"]])
+        found = tensors[place].to(getattr(torch, tree["tensor"]))
         if "side" not in tree:
             return found
         row, column = torch.triu_indices(tree["side"], tree["side"])

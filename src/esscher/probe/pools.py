@@ -13,7 +13,7 @@ once; states of several parts are stored, and merge.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -29,15 +29,17 @@ from esscher.hf.loading import task_of
 from esscher.keep import Impact, parse
 from esscher.keep.rule import Rule
 from esscher.probe.curves import AllKeys
-from esscher.probe.measure import OVERFLOW, HeadNumbers, HeadState, Known, LayerState
+from esscher.probe.measure import OVERFLOW, HeadState, LayerState, head_of
 from esscher.probe.session import FEWEST, Indices, Session
 from esscher.probe.statistic import (
     HeadView,
     LayerInfo,
     LayerMoments,
+    Numbers,
     Rows,
     Statistic,
     concatenated,
+    token_tensors,
 )
 from esscher.probe.statistics import statistics_of
 from esscher.probe.statistics.frontier import compare_rules
@@ -170,100 +172,92 @@ def window_layers(session: Session, window: int, take: Callable[[LayerState], ob
 
     def sink(captured: AttentionCall, batch: Indices) -> None:
         layer = captured.layer
-        about = fisher, projections.get(layer)
-        take(WindowLayer(session, captured, window, rules, *about).state(grams.get(layer)))
+        passing = WindowLayer(session, captured, window, rules, fisher, projections.get(layer))
+        moments = LayerMoments.of(pooled_rows(session, captured, batch))
+        take(LayerState(passing.info, moments, grams.get(layer), passing.head_states()))
         advance((session.layers.index(layer) + 1) / len(session.layers))
 
     session.run(np.array([window]), session.layers, sink)
 
 
+@dataclass(frozen=True, eq=False)
 class WindowLayer:
-    """One layer while a window passes it."""
+    """One layer while a window passes it, and what statistics may ask of it."""
 
-    def __init__(
-        self,
-        session: Session,
-        captured: AttentionCall,
-        window: int,
-        rules: Sequence[Rule],
-        fisher: FisherMetric | None,
-        projection: Tensor | None,
-    ) -> None:
-        self.session, self.captured, self.number = session, captured, window
-        self.rules, self.fisher, self.projection = rules, fisher, projection
-        self.info = LayerInfo.of(captured, own=True)
-        self.queries = own_queries(session, captured, 0, window)
-        self.notes: dict[str, Any] = {}
-        self._by_kv_head: dict[int, dict[int, dict[str, Tensor]]] = {}
-
-    # ---- what statistics may ask
+    session: Session
+    captured: AttentionCall
+    number: int  # of the window
+    rules: Sequence[Rule]
+    fisher: FisherMetric | None
+    projection: Tensor | None
+    notes: dict[str, Any] = field(default_factory=dict)
+    _compared: dict[int, dict[int, dict[str, Tensor]]] = field(default_factory=dict)
 
     @cached_property
-    def _outputs(self) -> Tensor:
+    def info(self) -> LayerInfo:
+        return LayerInfo.of(self.captured, own=True)
+
+    @cached_property
+    def queries(self) -> WindowQueries:
+        return own_queries(self.session, self.captured, 0, self.number)
+
+    @cached_property
+    def outputs(self) -> Tensor:
+        """(H, m, d_v): the model's own."""
         return self.captured.output(self.queries.index)[0].to(self.queries.v.dtype)
 
-    def outputs(self, head: int) -> Tensor:
-        return self._outputs[head]
-
     def rule_errors(self, head: int) -> dict[str, Tensor] | None:
-        """Of the judged queries; heads that share keys are compared together."""
-        if not self.rules or not self._enough:
+        """Of the judged queries, where they see enough keys; heads that share keys are compared
+        together.
+        """
+        if not self.rules:
             return None
-        kv_head = self.info.kv_head(head)
-        if kv_head not in self._by_kv_head:
-            asked = self.session.rule_queries(self.number)
+        kv_head, asked = self.info.kv_head(head), self.session.rule_queries(self.number)
+        if kv_head not in self._compared:
+            asking = self.queries.at(asked.positions)
+            seen = asking.seen_by(FIRST)[len(asked.choosing) :].sum(1)
+            if not len(seen) or not bool((seen >= FEWEST).all()):
+                return None
             metric = None if self.fisher is None else self.fisher.of_layer[self.info.layer]
-            found = compare_rules(
-                self._asking, asked, self.info, kv_head, self.rules, self.projection, metric
+            self._compared[kv_head] = compare_rules(
+                asking, asked, self.info, kv_head, self.rules, self.projection, metric
             )
-            self._by_kv_head = {kv_head: found}  # heads come in order
-        if head not in self._by_kv_head[kv_head]:
+        if head not in self._compared[kv_head]:
             raise ValueError(OVERFLOW)
-        return self._by_kv_head[kv_head][head]
+        return self._compared[kv_head][head]
 
-    @cached_property
-    def _asking(self) -> Any:
-        return self.queries.at(self.session.rule_queries(self.number).positions)
-
-    @cached_property
-    def _enough(self) -> bool:
-        """Whether the judged queries see enough keys."""
-        asked = self.session.rule_queries(self.number)
-        seen = self._asking.seen_by(FIRST)[len(asked.choosing) :].sum(1)
-        return bool((seen >= FEWEST).all()) and len(seen) > 0
-
-    # ---- the numbers of its heads
-
-    def state(self, gram: Tensor | None) -> LayerState:
-        session, layer = self.session, self.info.layer
-        rows = Rows.of(self.captured, *session.masks(np.array([self.number])))
-        statistics = statistics_of(session.spec)
+    def head_states(self) -> dict[int, HeadState | str]:
+        """The numbers of each head's queries, or why it has none."""
+        statistics = statistics_of(self.session.spec)
         in_window = {each.name: each.in_window(self.queries) for each in statistics}
-        heads: dict[int, Known] = {}
-        for head in session.heads(layer):
-            rows_seen = self.queries.seen_by(head).sum(1) >= FEWEST
-            if not bool(rows_seen.any()):
+        heads: dict[int, HeadState | str] = {}
+        for head in self.session.heads(self.info.layer):
+            rows = (self.queries.seen_by(head).sum(1) >= FEWEST).nonzero()[:, 0]
+            if not len(rows):
                 heads[head] = ""
                 continue
             try:
-                view = self._view(head, rows_seen.nonzero()[:, 0])
-                found = {each.name: dict(each.measure(view)) for each in statistics}
+                view = self._view(head, rows)
+                found = {
+                    each.name: {
+                        **each.measure(view),
+                        **{key: x[head] for key, x in in_window[each.name].items()},
+                    }
+                    for each in statistics
+                }
             except ValueError as reason:
                 heads[head] = str(reason)
                 continue
-            for name, more in in_window.items():
-                found[name] |= {key: x[head] for key, x in more.items()}
             found = {n: {key: x.cpu() for key, x in part.items()} for n, part in found.items()}
             assert view.seen is not None
-            assert view.rows is not None
-            numbers = torch.from_numpy(session.queries.inside(self.number))[view.rows.cpu()]
+            numbers = torch.from_numpy(self.session.queries.inside(self.number))[rows.cpu()]
             keys = (view.seen & (view.positions >= 0)).sum(1).cpu()
-            heads[head] = HeadNumbers(found, numbers, numbers[view.kept], keys)
-        return LayerState(self.info, LayerMoments.of(rows), gram, heads)
+            heads[head] = HeadState({}, found, numbers, numbers[view.kept], keys)
+        return heads
 
     def _view(self, head: int, rows: Tensor) -> HeadView:
         """The queries of one head that see enough keys, and all that they see."""
-        queries, info = self.queries, self.info
+        session, queries, info = self.session, self.queries, self.info
         seen = queries.seen_by(head)[rows]
         some = seen.any(0)
         keys = slice(None) if bool(some.all()) else some.nonzero()[:, 0]
@@ -272,22 +266,25 @@ class WindowLayer:
         q, k, v = queries.q[head, rows], queries.k[own, keys], queries.v[own, keys]
         if not bool((torch.isfinite(scores) | ~seen).all()) or not bool(torch.isfinite(v).all()):
             raise ValueError(OVERFLOW)
-        bias, sink = queries.bias_of(head), None
-        if queries.sinks is not None:
-            sink = queries.sinks[head].expand(len(rows))
+        bias = queries.bias_of(head)
         bias = None if bias is None else bias[rows][:, keys]
+        sink = None if queries.sinks is None else queries.sinks[head].expand(len(rows))
         everything = AllKeys(q, k, v, info.scale, bias, seen, info.softcap, sink)
         positions = torch.arange(queries.k.shape[1], device=k.device)[keys]
         if sink is not None:  # draws take it for one more key, of value 0
             scores = torch.cat([scores, sink[:, None]], 1)
             k, v, seen = pad(k, (0, 0, 0, 1)), pad(v, (0, 0, 0, 1)), pad(seen, (0, 1), value=True)
             positions = pad(positions, (0, 1), value=-1)
-        numbers = self.session.queries.inside(self.number)[rows.cpu().numpy()]
-        kept = np.flatnonzero(np.isin(numbers, self.session.kept_queries(info.layer)))
+        numbers = session.queries.inside(self.number)[rows.cpu().numpy()]
+        kept = np.flatnonzero(np.isin(numbers, session.kept_queries(info.layer)))
         return HeadView(
-            *(self.session.spec, info, head, self.session.mean_keys(info.layer)),
-            *(self.session.most_keys(info.layer), self.notes),
-            *(q, k, v, positions, torch.from_numpy(kept), v.double().mean(0)),
+            **vars(head_of(session, info, head, self.notes)),
+            queries=q,
+            keys=k,
+            values=v,
+            positions=positions,
+            kept=torch.from_numpy(kept),
+            center=v.double().mean(0),
             seen=seen,
             given=scores,
             all_keys=everything,
@@ -309,91 +306,94 @@ class LayerQueries:
 
 
 @dataclass(frozen=True)
-class PooledLayer:
-    """Queries of a layer, and the tokens of a part; ``rows`` holds no queries of tokens."""
+class HeldLayer:
+    """Queries of a layer, and the tokens of a part of the corpus: keys (H_kv, N, k), values (H_kv,
+    N, d_v), their positions and their pieces of the pool (N,).
+    """
 
     queries: LayerQueries
     moments: LayerMoments
-    rows: Rows
+    k: Tensor
+    v: Tensor
+    positions: Tensor
+    pieces: Tensor
 
 
-class _QueryCollector:
-    """Takes the queries of each layer out of their windows, whichever batches these come in."""
-
-    def __init__(self, session: Session) -> None:
-        self.session, self.statistics = session, statistics_of(session.spec)
-        self.asking = set(session.query_windows.tolist())
-        self.info: dict[int, LayerInfo] = {}
-        self.q: dict[int, dict[int, Tensor]] = {}
-        self.found: dict[int, dict[int, dict[str, dict[str, Tensor]]]] = {}
-
-    def __call__(self, captured: AttentionCall, batch: Indices) -> None:
-        layer = captured.layer
-        self.info.setdefault(layer, LayerInfo.of(captured))
-        for place, window in enumerate(batch.tolist()):
-            if window in self.asking:
-                own = own_queries(self.session, captured, place, window)
-                self.q.setdefault(layer, {})[window] = own.q
-                found = {each.name: dict(each.in_window(own)) for each in self.statistics}
-                self.found.setdefault(layer, {})[window] = {k: v for k, v in found.items() if v}
-
-    def result(self, layer: int) -> LayerQueries:
-        order = sorted(self.asking)  # that of session.queries
-        q = torch.cat([self.q[layer][window] for window in order], dim=1)
-        parts = [self.found[layer][window] for window in order]
-        names = dict.fromkeys(name for part in parts for name in part)
-        windows = {
-            head: {
-                name: concatenated(
-                    [
-                        {k: x[head].cpu() for k, x in part[name].items()}
-                        for part in parts
-                        if name in part
-                    ]
-                )
-                for name in names
-            }
-            for head in self.session.heads(layer)
-        }
-        return LayerQueries(self.info[layer], q, windows)
+def pooled_rows(session: Session, captured: AttentionCall, batch: Indices) -> Rows:
+    """The pooled tokens of a batch of windows."""
+    masks = (session.pooled, session.windows.special, session.pieces)
+    pooled, special, pieces = (
+        torch.from_numpy(mask[batch]).to(captured.query.device) for mask in masks
+    )
+    hidden = None if captured.hidden is None else at_least_single(captured.hidden)[pooled]
+    positions = pooled.nonzero()[:, 1]
+    sinks = (positions == 0) | special[pooled]
+    return Rows(*token_tensors(captured, pooled), hidden, positions, sinks, pieces[pooled])
 
 
 def capture_queries(session: Session, layers: Sequence[int]) -> dict[int, LayerQueries]:
     """The queries of some layers, by forward passes over their windows."""
-    collector = _QueryCollector(session)
-    session.run(session.query_windows, layers, collector)
-    return {layer: collector.result(layer) for layer in layers}
-
-
-def hold(session: Session, layers: tuple[int, ...], part: int) -> dict[int, PooledLayer]:
-    """Queries, moments and pooled tokens of some layers over one part of the corpus."""
-    one, collector = len(session.parts) == 1, _QueryCollector(session)
-    moments: dict[int, LayerMoments] = {}
-    blocks: dict[int, list[Rows]] = {}
+    statistics = statistics_of(session.spec)
+    info: dict[int, LayerInfo] = {}
+    queries: dict[int, list[Tensor]] = {layer: [] for layer in layers}
+    found: dict[int, list[dict[str, Numbers]]] = {layer: [] for layer in layers}
 
     def sink(captured: AttentionCall, batch: Indices) -> None:
-        if one:
-            collector(captured, batch)
-        layer, rows = captured.layer, Rows.of(captured, *session.masks(batch))
+        layer = captured.layer
+        info[layer] = LayerInfo.of(captured)
+        for place, window in enumerate(batch.tolist()):
+            own = own_queries(session, captured, place, window)
+            queries[layer].append(own.q)
+            found[layer].append({each.name: each.in_window(own) for each in statistics})
+
+    session.run(session.query_windows, layers, sink)
+
+    def of_head(layer: int, head: int, name: str) -> dict[str, Tensor]:
+        parts = (part[name] for part in found[layer])
+        return concatenated([{key: x[head].cpu() for key, x in part.items()} for part in parts])
+
+    names = [each.name for each in statistics]
+    return {
+        layer: LayerQueries(
+            info[layer],
+            torch.cat(queries[layer], dim=1),
+            {
+                head: {name: of_head(layer, head, name) for name in names}
+                for head in session.heads(layer)
+            },
+        )
+        for layer in layers
+    }
+
+
+def hold(session: Session, layers: tuple[int, ...], part: int) -> dict[int, HeldLayer]:
+    """Queries, moments and pooled tokens of some layers over one part of the corpus."""
+    moments: dict[int, LayerMoments] = {}
+    blocks: dict[int, list[tuple[Tensor, ...]]] = {layer: [] for layer in layers}
+
+    def sink(captured: AttentionCall, batch: Indices) -> None:
+        layer, rows = captured.layer, pooled_rows(session, captured, batch)
         own = LayerMoments.of(rows)
         moments[layer] = moments[layer].merge(own) if layer in moments else own
-        blocks.setdefault(layer, []).append(replace(rows, q=rows.q[:, :0], hidden=None))
+        blocks[layer].append((rows.k, rows.v, rows.positions, rows.pieces))
 
     session.run(session.parts[part], layers, sink)
-    queries = {} if one else session.once(capture_queries, layers)
+    queries = session.once(capture_queries, layers)
     found = {}
     for layer in layers:
-        own = collector.result(layer) if one else queries[layer]
-        rows = blocks.pop(layer)
-        k, v = (torch.cat([getattr(x, name) for x in rows], dim=1) for name in "kv")
-        rest = (
-            torch.cat([getattr(x, name) for x in rows]) for name in ("positions", "sinks", "pieces")
+        k, v, positions, pieces = zip(*blocks.pop(layer), strict=True)
+        found[layer] = HeldLayer(
+            queries[layer],
+            moments[layer],
+            torch.cat(k, dim=1),
+            torch.cat(v, dim=1),
+            torch.cat(positions),
+            torch.cat(pieces),
         )
-        found[layer] = PooledLayer(own, moments[layer], Rows(rows[0].q, k, v, None, *rest))
     return found
 
 
-def held_layer(session: Session, layer: int, part: int = 0) -> PooledLayer:
+def held_layer(session: Session, layer: int, part: int = 0) -> HeldLayer:
     """The tokens of a layer, which stay in memory with those of its block."""
     (block,) = (tuple(block) for block in session.blocks if layer in block)
     return session.once(hold, block, part)[layer]
@@ -403,27 +403,27 @@ def corpus_layer(
     session: Session, layer: int, part: int, heads: Sequence[int] | None = None
 ) -> LayerState:
     """The states of a layer's heads over one part."""
-    pooled, statistics = held_layer(session, layer, part), statistics_of(session.spec)
+    held, statistics = held_layer(session, layer, part), statistics_of(session.spec)
     every, notes = session.heads(layer) if heads is None else heads, dict[str, object]()
-    states: dict[int, Known] = {}
+    states: dict[int, HeadState | str] = {}
     for place, head in enumerate(every):
         try:
-            states[head] = _head_state(session, pooled, head, statistics, notes)
+            states[head] = _head_state(session, held, head, statistics, notes)
         except ValueError as reason:
             states[head] = str(reason)
         advance((place + 1) / len(every))
-    return LayerState(pooled.queries.info, pooled.moments, session.grams.get(layer), states)
+    return LayerState(held.queries.info, held.moments, session.grams.get(layer), states)
 
 
 def _head_state(
     session: Session,
-    pooled: PooledLayer,
+    held: HeldLayer,
     head: int,
     statistics: Sequence[Statistic],
     notes: dict[str, object],
 ) -> HeadState:
-    info, rows, q = pooled.queries.info, pooled.rows, pooled.queries.q[head]
-    k, v = rows.k[info.kv_head(head)], rows.v[info.kv_head(head)]
+    info, q = held.queries.info, held.queries.q[head]
+    k, v = held.k[info.kv_head(head)], held.v[info.kv_head(head)]
     if not bool(torch.isfinite(v).all()):
         raise ValueError(OVERFLOW)
     whole = None
@@ -431,9 +431,14 @@ def _head_state(
         whole = AllKeys(q, k, v, info.scale)
     kept = torch.from_numpy(session.kept_queries(info.layer))
     view = HeadView(
-        *(session.spec, info, head, session.keys, session.keys, notes),
-        *(q, k, v, rows.positions, kept, v.double().mean(0)),
-        pieces=rows.pieces,
+        **vars(head_of(session, info, head, notes)),
+        queries=q,
+        keys=k,
+        values=v,
+        positions=held.positions,
+        kept=kept,
+        center=v.double().mean(0),
+        pieces=held.pieces,
         all_keys=whole,
     )
     states = {each.name: each.init(view) for each in statistics}
@@ -443,14 +448,15 @@ def _head_state(
             view,
             keys=k[some],
             values=v[some],
-            positions=rows.positions[some],
-            pieces=rows.pieces[some],
+            positions=held.positions[some],
+            pieces=held.pieces[some],
         )
         if not bool(torch.isfinite(block.scores).all()):
             raise ValueError(OVERFLOW)
         states = {each.name: each.update(states[each.name], block) for each in statistics}
-    windows = {name: dict(found) for name, found in pooled.queries.windows[head].items()}
+    found = held.queries.windows[head]
     for each in statistics:  # those that do not stream see all keys at once
         if not each.streams:
-            windows[each.name] = {**windows.get(each.name, {}), **each.measure(view)}
-    return HeadState(states, windows)
+            found = found | {each.name: {**found[each.name], **each.measure(view)}}
+    numbers = torch.arange(len(q))
+    return HeadState(states, found, numbers, kept, torch.full_like(numbers, len(k)))

@@ -263,27 +263,18 @@ class Session:
         batch's window numbers.
         """
         size = max(1, self.spec.batch // self.windows.length)
-        for start in range(0, len(windows), size):
-            batch = windows[start : start + size]
-            forward(
-                self.loaded.model,
-                self.inputs(batch),
-                functools.partial(_give, sink, batch),
-                layers=list(layers),
-                hidden=True,
-            )
+        for batch in np.split(windows, range(size, len(windows), size)):
+
+            def give(captured: AttentionCall, batch: Indices = batch) -> None:
+                sink(captured, batch)
+
+            inputs = self.inputs(batch)
+            forward(self.loaded.model, inputs, give, layers=list(layers), hidden=True)
 
     def inputs(self, batch: Indices) -> dict[str, Tensor]:
         ids, real = self.windows.ids[batch].astype(np.int64), ~self.windows.padding[batch]
         found = {"input_ids": ids, "attention_mask": real.astype(np.int64)}
         return {name: torch.from_numpy(x).to(self.loaded.device) for name, x in found.items()}
-
-    def masks(self, batch: Indices) -> tuple[Tensor, Tensor, Tensor]:
-        """Which tokens of a batch are pooled, which are special, and their pieces of the pool."""
-        device = self.loaded.device
-        masks = (self.pooled, self.windows.special, self.pieces)
-        pooled, special, pieces = (torch.from_numpy(mask[batch]).to(device) for mask in masks)
-        return pooled, special, pieces
 
 
 def spread(size: int, count: int) -> Indices:
@@ -297,21 +288,13 @@ def _last_ones(size: int, count: int) -> Indices:
     return (np.arange(1, few + 1) * size) // max(few, 1) - 1
 
 
-def _give(sink: WindowSink, batch: Indices, captured: AttentionCall) -> None:
-    sink(captured, batch)
-
-
 # ---- opening one
-
-Check = Callable[[Session], None]
-
-
-def _unchecked(session: Session) -> None:
-    pass
 
 
 def open_session(
-    spec: ProbeSpec, loaded: Loaded | None = None, check: Check = _unchecked
+    spec: ProbeSpec,
+    loaded: Loaded | None = None,
+    check: Callable[[Session], None] = lambda session: None,
 ) -> Session:
     """Read the text and the model (unless it is given) of a spec. Every mistake in them is a
     ValueError of one line.
@@ -319,9 +302,12 @@ def open_session(
     ``check`` sees the session before the weights are read, which may take minutes: text, layers,
     windows and rules need the configuration alone.
     """
-    planned = None
     if loaded is None:
-        planned = plan_session(spec, check)
+        check_text(spec.corpus)
+        outline, planned = _model(spec, outline_model), None
+        if outline is not None:  # the model runs without its weights
+            planned = _read(spec, outline)
+            check(planned)
         loaded = _model(spec, load_model)
         assert loaded is not None
         if planned is not None and alike(planned.loaded, loaded):
@@ -329,17 +315,6 @@ def open_session(
     found = _read(spec, loaded)
     check(found)
     return found
-
-
-def plan_session(spec: ProbeSpec, check: Check = _unchecked) -> Session | None:
-    """The session with a model that has no weights; None where a model does not run without."""
-    check_text(spec.corpus)
-    outline = _model(spec, outline_model)
-    if outline is None:
-        return None
-    planned = _read(spec, outline)
-    check(planned)
-    return planned
 
 
 def alike(outline: Loaded, loaded: Loaded) -> bool:
@@ -361,8 +336,6 @@ def _model(spec: ProbeSpec, read: Callable[..., Loaded | None]) -> Loaded | None
 
 
 def _read(spec: ProbeSpec, loaded: Loaded) -> Session:
-    spec = concrete(spec, loaded)
-    _check_heads(spec, loaded)
     windows = make_windows(spec.corpus, tokenizer_of(loaded), window_length(spec, loaded))
     return session_on(spec, loaded, windows)
 
@@ -371,8 +344,8 @@ def session_on(spec: ProbeSpec, loaded: Loaded, windows: Windows) -> Session:
     """The session of a spec on windows that are there already."""
     spec = concrete(spec, loaded)
     _check_heads(spec, loaded)
-    special = spec.special or spec.pool == "sequence"
-    pooled = windows.text | windows.special if special else windows.text
+    own = spec.pool == "sequence"
+    pooled = windows.text | windows.special if own else windows.text
     place = np.cumsum(pooled, dtype=np.int64).reshape(pooled.shape) - pooled
     pieces = (place * PIECES // max(int(pooled.sum()), 1)).astype(np.int8)
     counts = np.cumsum(pooled.sum(axis=1))
@@ -501,8 +474,6 @@ def measured_part(run: Run) -> str:
     heads, about = run.table("heads"), run.table("about").iloc[0]
     measured = heads[heads["status"] == "ok"]
     layers, found = measured["layer"].nunique(), len(measured)
-    if "heads" not in about:  # of each layer; a run of an older version
-        return f"{found} heads, {layers} of {int(about['layers'])} layers"
     every = int(about["layers"]) * int(about["heads"])
     if found == every:
         return f"all {found} heads of the model"

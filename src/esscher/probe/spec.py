@@ -36,8 +36,16 @@ ENTRY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # a class in a module
 FRACTIONS = (0.75, 0.9, 1.0)  # of the pool, at the end of the ladder of kept keys
 FLOOR = "neyman"  # the keep rule of least error, to first order, that no other goes below
 RULES = (  # keep rules that are compared unless told otherwise
-    *("random", "sinks:4+recent", "sinks:4+recent:16+random:reweight", "heavy", "keynorm"),
-    *("expected", "topk", "topk:16+random:reweight", "neyman:shared", FLOOR),
+    "random",
+    "sinks:4+recent",
+    "sinks:4+recent:16+random:reweight",
+    "heavy",
+    "keynorm",
+    "expected",
+    "topk",
+    "topk:16+random:reweight",
+    "neyman:shared",
+    FLOOR,
 )
 # of a window's keys, that they keep
 SHARES = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.4, 0.6, 0.8)
@@ -66,7 +74,6 @@ class ProbeSpec(RunSpec):
         default=None,
         description="positions in a window, from 0, of queries of a sequence, as 511,1023",
     )
-    special: bool = Field(default=False, description="special tokens are part of a corpus's pool")
     queries: PositiveInt = Field(default=256, description="queries of each head")
     kept_queries: PositiveInt = Field(
         default=64, description="queries used for the costly statistics"
@@ -162,14 +169,7 @@ class ProbeSpec(RunSpec):
     @field_validator("temperature", mode="before")
     @classmethod
     def _pair(cls, value: Any) -> Any:
-        """As text two numbers with a comma."""
-        if not isinstance(value, str):
-            return value
-        try:
-            a, b = (float(part) for part in value.split(","))
-        except ValueError as cause:
-            raise ValueError(f"expected two numbers a,b such as 0.5,0.1, got {value!r}") from cause
-        return a, b
+        return split_numbers(value, "0.5,0.1")
 
     @field_validator("scales", mode="before")
     @classmethod
@@ -179,16 +179,9 @@ class ProbeSpec(RunSpec):
     @field_validator("scales")
     @classmethod
     def _positive(cls, value: tuple[float, ...]) -> tuple[float, ...]:
-        if not all(0 < scale < np.inf for scale in value):
-            raise ValueError(f"expected finite numbers above 0, got {list(value)}")
+        if not all(scale > 0 for scale in value):
+            raise ValueError(f"expected numbers above 0, got {list(value)}")
         return tuple(sorted(set(value)))
-
-    @field_validator("temperature")
-    @classmethod
-    def _finite(cls, value: tuple[float, float] | None) -> tuple[float, float] | None:
-        if value is not None and not all(np.isfinite(value)):
-            raise ValueError(f"expected two finite numbers, got {list(value)}")
-        return value
 
     @field_validator("rules", mode="before")
     @classmethod
@@ -310,35 +303,24 @@ RENAMED = {"epsilon": "epsilons", "scale": "scales"}
 
 
 def read_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a ProbeSpec from settings; ValueError with the nearest name for an unknown one.
-
-    ``special`` is a field of the spec and of the corpus: here it says, as the flag does, that
-    special tokens are part of the pool.
-    """
+    """Fields of a ProbeSpec from settings; ValueError with the nearest name for an unknown one."""
     fields = {*ProbeSpec.model_fields, *CorpusSpec.model_fields} - {"job", "model", "text"}
     shown = sorted((fields | {*RENAMED}) - {*RENAMED.values()})
-    for name in settings:
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
         if name not in fields and name not in RENAMED:
             near = difflib.get_close_matches(name, shown, 1)
             hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(shown)}"
             raise ValueError(f"{name}: no such setting of a probe; {hint}")
-    found = {RENAMED.get(name, name): _listed(name, value) for name, value in settings.items()}
-    of_text = CorpusSpec.model_fields.keys() - ProbeSpec.model_fields.keys()
-    own = {name: found.pop(name) for name in list(found) if name in of_text}
+        if name == "rules" and not isinstance(value, str | None):
+            value = [str(rule) for rule in value]  # rules may be objects
+        elif name in RENAMED and not isinstance(value, str | Iterable):
+            value = [value]
+        elif isinstance(value, Iterable) and not isinstance(value, str | Mapping):
+            value = [part.item() if hasattr(part, "item") else part for part in value]
+        found[RENAMED.get(name, name)] = value
+    own = {name: found.pop(name) for name in CorpusSpec.model_fields if name in found}
     return {**found, "corpus": {"max_tokens": KEYS, **found.pop("corpus", {}), **own}}
-
-
-def _listed(name: str, value: Any) -> Any:
-    """A range, an array or a set as a list, which a spec holds; rules given as objects by their
-    text.
-    """
-    if name == "rules" and not isinstance(value, str | None):
-        return [str(rule) for rule in value]
-    if name in RENAMED and not isinstance(value, str | Iterable):
-        return [value]
-    if isinstance(value, str | Mapping) or not isinstance(value, Iterable):
-        return value
-    return [part.item() if hasattr(part, "item") else part for part in value]
 
 
 # ---- What a budget is asked, as the flags of ``esscher budget``.

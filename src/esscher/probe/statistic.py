@@ -107,15 +107,6 @@ class Rows:
     sinks: Tensor
     pieces: Tensor
 
-    @classmethod
-    def of(cls, captured: AttentionCall, pooled: Tensor, special: Tensor, pieces: Tensor) -> Rows:
-        """``pooled`` (batch, tokens): which tokens to take."""
-        q, k, v = token_tensors(captured, pooled)
-        hidden = None if captured.hidden is None else at_least_single(captured.hidden)[pooled]
-        positions = pooled.nonzero()[:, 1]
-        sinks = (positions == 0) | special[pooled]
-        return cls(q, k, v, hidden, positions, sinks, pieces[pooled])
-
 
 @dataclass(frozen=True)
 class LayerMoments:
@@ -283,7 +274,7 @@ class HeadView(Head):
         """(m, d_v): the model's own outputs, in a query's own context."""
         if self.window is None or self.rows is None:
             return None
-        return self.window.outputs(self.head)[self.rows]
+        return self.window.outputs[self.head][self.rows]
 
     @property
     def fisher(self) -> tuple[Tensor, float] | None:
