@@ -123,12 +123,12 @@ def test_a_killed_probe_resumes_to_the_same_moments(tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump(spec), encoding="utf-8")
     code = (
         "import importlib, sys, time; from esscher.runs import execute\n"
-        "moments = importlib.import_module('esscher.probe.moments')\n"
-        "whole = moments.unit_moments\n"
+        "job = importlib.import_module('esscher.probe.job')\n"
+        "whole = job.unit_moments\n"
         "def slow(*args):\n"
         "    time.sleep(60 * (len(sys.argv) > 3))\n"
         "    return whole(*args)\n"
-        "moments.unit_moments = slow\n"
+        "job.unit_moments = slow\n"
         "execute(sys.argv[1], sys.argv[2])\n"
     )
     command = [sys.executable, "-c", code, str(path)]

@@ -209,7 +209,7 @@ def test_a_module_that_nobody_registered_is_not_imported(
     ):
         probe(folder, tmp_path / "run", statistics=["from_a_file_of_a_run:Any"])
     assert "from_a_file_of_a_run" not in sys.modules
-    with pytest.raises(ValueError, match=r"statistics: .*expected 'module:Class'"):
+    with pytest.raises(ValueError, match="statistics: os is not registered"):
         probe(folder, tmp_path / "run", statistics=["os"])
 
 

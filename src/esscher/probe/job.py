@@ -21,6 +21,7 @@ import pyarrow.compute as compute_arrow
 from esscher.hf.capture import parity
 from esscher.hf.checkpoint import written
 from esscher.hf.loading import Loaded, task_of, wrap_model
+from esscher.probe.agreement import agreement_table
 from esscher.probe.budget import budget_table, nats_table, random_frontier
 from esscher.probe.measure import (
     LayerState,
@@ -32,6 +33,7 @@ from esscher.probe.measure import (
     layer_rows,
     layer_tables,
 )
+from esscher.probe.moments import check_moments, moment_units, unit_moments, with_moments
 from esscher.probe.pools import corpus_layer, window_layers
 from esscher.probe.session import FEWEST, OBJECT, Session, open_session
 from esscher.probe.spec import SMALLEST, ProbeSpec, check_ladder, read_settings
@@ -54,8 +56,6 @@ def check_asked(session: Session) -> None:
         )
     check_ladder(spec, most)
     if spec.moments:
-        from esscher.probe.moments import check_moments  # a usual probe has none
-
         check_moments(session)
     in_parts = not session.own and len(session.parts) > 1
     for statistic in statistics_of(spec):
@@ -81,11 +81,7 @@ def open_probe(spec: ProbeSpec, loaded: Loaded | None = None) -> Session:
 
 def units(session: Session) -> list[Unit]:
     """Those of the session; moments have units of their own."""
-    if not session.spec.moments:
-        return session.units
-    from esscher.probe.moments import moment_units
-
-    return session.units + moment_units(session)
+    return session.units + (moment_units(session) if session.spec.moments else [])
 
 
 def cost(session: Session, unit: Unit) -> float:
@@ -104,8 +100,6 @@ def compute(session: Session, unit: Unit) -> Mapping[str, Any]:
     end. The first unit also compares the captured model with the plain one.
     """
     if "moments" in unit:
-        from esscher.probe.moments import unit_moments
-
         return unit_moments(session, unit)
     found: dict[str, Any] = {}
     if unit == session.units[0]:
@@ -140,9 +134,6 @@ def consolidate(session: Session, shards: Sequence[Shard]) -> Mapping[str, Any]:
     same = tables.pop("parity", None)
     tables["heads"] = _with_missing(session, tables.get("heads", pd.DataFrame()))
     if spec.moments:
-        from esscher.probe.agreement import agreement_table
-        from esscher.probe.moments import with_moments
-
         sampled = side_by_side(shard for shard in shards if "moments" in shard.unit)
         tables = with_moments(tables, sampled)
         if len(found := agreement_table(tables, columns(spec)["heads"], spec.seed)):

@@ -18,7 +18,9 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from esscher.errors.grid import Deposit, Grid
+from esscher.probe.agreement import AGREEMENT
 from esscher.probe.budget import BUDGET, MODEL
+from esscher.probe.moments import EXPONENTS
 from esscher.probe.session import FEWEST, Session
 from esscher.probe.spec import ProbeSpec
 from esscher.probe.statistic import (
@@ -117,20 +119,17 @@ IDENTITY = (
 def columns(spec: ProbeSpec) -> dict[str, tuple[Column, ...]]:
     """The columns of every table, in their order."""
     statistics = statistics_of(spec)
-    own = [column for statistic in statistics for column in statistic.columns(spec)]
-    heads, layers = (*IDENTITY, *own), LAYERS
-    more: dict[str, tuple[Column, ...]] = {}
-    if spec.moments:
-        from esscher.probe.agreement import AGREEMENT  # a usual probe has no moments
-        from esscher.probe.moments import EXPONENTS
-
-        heads, layers = (*heads, *EXPONENTS), (*layers, *EXPONENTS)
-        more = {"agreement": AGREEMENT}
-    found: dict[str, tuple[Column, ...]] = {"heads": heads, "layers": layers, "budget": BUDGET}
-    found["nats"] = MODEL
+    own = (column for statistic in statistics for column in statistic.columns(spec))
+    exponents = EXPONENTS if spec.moments else ()
+    found: dict[str, tuple[Column, ...]] = {
+        "heads": (*IDENTITY, *own, *exponents),
+        "layers": (*LAYERS, *exponents),
+        "budget": BUDGET,
+        "nats": MODEL,
+    }
     for statistic in statistics:
         found |= statistic.tables(spec)
-    return found | more
+    return found | ({"agreement": AGREEMENT} if spec.moments else {})
 
 
 def layer_tables(session: Session, state: LayerState) -> dict[str, pd.DataFrame]:

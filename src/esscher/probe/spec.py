@@ -5,7 +5,7 @@ object.
 from __future__ import annotations
 
 import difflib
-import re
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
@@ -32,7 +32,6 @@ COMPARED = 1024  # keys at which the error of every head is told
 FIXED = (64, 256, COMPARED, 4096)  # keys that every curve has
 FEWEST_POINTS = 3  # of a fit
 MOST = 10**12  # keys, of a fit
-ENTRY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # a class in a module
 FRACTIONS = (0.75, 0.9, 1.0)  # of the pool, at the end of the ladder of kept keys
 FLOOR = "neyman"  # the keep rule of least error, to first order, that no other goes below
 RULES = (  # keep rules that are compared unless told otherwise
@@ -198,14 +197,6 @@ class ProbeSpec(RunSpec):
         """
         return () if self.pool != "sequence" else RULES if self.rules is None else self.rules
 
-    @field_validator("statistics")
-    @classmethod
-    def _entries(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for entry in value:
-            if not ENTRY.fullmatch(entry):
-                raise ValueError(f"expected 'module:Class', got {entry!r}")
-        return value
-
     @field_validator("layers", "heads", "positions")
     @classmethod
     def _numbers(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
@@ -225,11 +216,7 @@ def own_ladder(spec: ProbeSpec, keys: int) -> Counts:
     """
     if spec.n is not None:
         return np.array(spec.n if min(spec.n) <= keys else (keys, *spec.n), dtype=np.int64)
-    halves = SMALLEST * np.sqrt(2.0) ** np.arange(
-        2 * max(int(np.log2(max(keys, SMALLEST) / SMALLEST)), 0) + 2
-    )
-    inside = np.unique(halves[halves <= keys].round().astype(np.int64))
-    return np.unique(np.append(inside, keys))
+    return fit_points((SMALLEST, keys))
 
 
 def check_ladder(spec: ProbeSpec, keys: int) -> None:
@@ -256,11 +243,9 @@ def fit_range(spec: ProbeSpec, keys: int) -> tuple[int, int]:
 
 
 def fit_points(fit: tuple[int, int]) -> Counts:
-    """The n that an exponent is fitted to: half octaves from the smallest n of ``fit`` on, and the
-    largest.
-    """
+    """The n that an exponent is fitted to: half octaves from the smallest on, and the largest."""
     low, high = fit
-    halves = low * np.sqrt(2.0) ** np.arange(int(2 * np.log2(high / low)) + 1)
+    halves = low * np.sqrt(2.0) ** np.arange(math.floor(2 * np.log2(high / low)) + 1)
     return np.unique(np.append(halves.round().astype(np.int64), high))
 
 
