@@ -129,7 +129,7 @@ def probe(
     flags = given(locals())
     from esscher.corpus.documents import check_text
     from esscher.hf.checkpoint import as_read
-    from esscher.probe.job import LEFT_OPEN, open_probe, run_folder, too_few_keys
+    from esscher.probe.job import LEFT_OPEN, open_probe, run_folder
     from esscher.runs import execute, terminal
     from esscher.runs.progress import cores
     from esscher.runs.run import refuse_foreign
@@ -154,8 +154,6 @@ def probe(
         keys = f"their own contexts in windows of {context.windows.length} tokens"
     counts = f"{len(context.layers)} layers, {len(context.queries)} queries"
     log(f"{context.loaded.name}: {counts} over {keys}; run {path}")
-    if (few := too_few_keys(context)) is not None:
-        log(f"note: {few}")
     where: dict[str, Any] = {"workers": workers or 1, "dask": dask, "progress": terminal()}
     run = execute(context.spec, path, **where, opened=context)
     end_probe(run, as_json, flags)

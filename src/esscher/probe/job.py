@@ -8,7 +8,6 @@ import math
 import os
 import re
 import sys
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -36,7 +35,7 @@ from esscher.probe.measure import (
 from esscher.probe.moments import check_moments, moment_units, unit_moments, with_moments
 from esscher.probe.pools import corpus_layer, window_layers
 from esscher.probe.session import FEWEST, OBJECT, Session, open_session
-from esscher.probe.spec import SMALLEST, ProbeSpec, check_ladder, read_settings
+from esscher.probe.spec import ProbeSpec, check_ladder, read_settings
 from esscher.probe.statistic import LayerInfo
 from esscher.probe.statistics import check_registered, statistics_of
 from esscher.runs import Job, Run, Shard, Unit, execute, watched
@@ -103,8 +102,7 @@ def compute(session: Session, unit: Unit) -> Mapping[str, Any]:
         return unit_moments(session, unit)
     found: dict[str, Any] = {}
     if unit == session.units[0]:
-        same = parity(session.loaded.model)
-        found["parity"] = [{"parity": same.max_difference, "captured_layers": same.captured}]
+        found["parity"] = [{"parity": parity(session.loaded.model).max_difference}]
     if "heads" in unit:
         (layer,) = unit["layers"]
         found |= layer_tables(session, corpus_layer(session, layer, 0, unit["heads"]))
@@ -209,8 +207,6 @@ def about(session: Session, heads: pd.DataFrame, same: pd.DataFrame | None) -> p
     """
     loaded, windows, corpus = session.loaded, session.windows, session.spec.corpus
     text = ", ".join(corpus.text) or corpus.dataset or f"packaged {corpus.packaged}"
-    unknown = {"parity": math.nan, "captured_layers": 0}
-    checked = unknown if same is None else same.iloc[0].to_dict()
     apart = heads["output_difference"].max() if "output_difference" in heads else math.nan
     row = {
         "model": loaded.name,
@@ -219,13 +215,9 @@ def about(session: Session, heads: pd.DataFrame, same: pd.DataFrame | None) -> p
         "layers": loaded.layers,
         "heads": loaded.heads,
         "kv_heads": loaded.kv_heads,
-        "width": loaded.width,
-        "causal": loaded.causal,
-        "parity": checked["parity"],
-        "captured_layers": int(checked["captured_layers"]),
+        "parity": math.nan if same is None else float(same["parity"].iloc[0]),
         "output_difference": float(apart),
         "text": text,
-        "corpus_sha256": windows.sha256,
         "documents": windows.documents,
         "tokens": windows.tokens,
         "window": windows.length,
@@ -318,8 +310,6 @@ def probe(
     if out is not None:
         refuse_foreign(Path(out), spec, left_open=LEFT_OPEN)
     session = open_probe(spec, loaded)
-    if (few := too_few_keys(session)) is not None:
-        warnings.warn(few, stacklevel=2)
     folder = run_folder(session) if out is None else Path(out)
     report = watched(progress)
     if report is not None:
@@ -349,16 +339,6 @@ def short_name(model: str) -> str:
     """A model's name as a file name."""
     last = model.rsplit("/", 1)[-1]
     return "".join(c if c.isalnum() or c in "-_." else "-" for c in last)[:60].strip(".") or "model"
-
-
-def too_few_keys(session: Session) -> str | None:
-    """A sentence where the pool of a corpus has too few keys to say much; None elsewhere."""
-    if session.spec.pool == "sequence" or session.keys >= SMALLEST:
-        return None
-    return (
-        f"the pool has {session.keys} keys: errors and exponents of fewer than {SMALLEST} say"
-        " little; give more text"
-    )
 
 
 def _texts(texts: Any, folder: Path) -> dict[str, Any]:
