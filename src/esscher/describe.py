@@ -5,6 +5,7 @@ weights are read.
 from __future__ import annotations
 
 import time
+import timeit
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ DEFAULT = ProbeSpec()
 BLOCK = 1 << 28  # bytes of one block of windows and of scores, roughly
 LIBRARIES = 4e8  # bytes of a process that has loaded nothing yet
 PARTS = 4  # of a large corpus that are laid out to count its work; the others are like them
+SIDE, PRODUCTS = 768, 20  # of the matrix products that are timed
 
 # Operations that take as long as the statistics, measured on MiniLM and SmolLM2: good to a factor
 # of about 2.
@@ -188,9 +190,15 @@ def estimate_cost(loaded: Loaded, asked: ProbeSpec = DEFAULT, packed: bool = Fal
     tokens = asked.corpus.max_tokens or KEYS
     length = window_length(asked, loaded)
     laid_out = min(tokens, PARTS * asked.part)
-    session = session_on(asked, loaded, _blank(max(1, laid_out // length), min(length, laid_out)))
+    shape = (max(1, laid_out // length), min(length, laid_out))
+    text, none = np.ones(shape, dtype=bool), np.zeros(shape, dtype=bool)
+    windows = Windows(np.zeros(shape, dtype=np.int32), text, none, none, 1, "", "")
+    session = session_on(asked, loaded, windows)
     check_asked(session)
-    operations, speed = count_operations(session, tokens), _matmul_speed()
+    operations, square = count_operations(session, tokens), torch.ones(SIDE, SIDE)
+    square @ square  # the first product is slow
+    spent = timeit.timeit(lambda: square @ square, timer=time.process_time, number=PRODUCTS)
+    speed = 2.0 * SIDE**3 * PRODUCTS / spent
     parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
     held = max(4 * parameters + _held(session) + BLOCK, 8 * parameters if packed else 0)
     return Cost(
@@ -210,8 +218,8 @@ def count_operations(session: Session, tokens: int) -> dict[str, float]:
     where it has several parts.
 
     A corpus goes through the model once for each block of layers, and windows of queries once more.
-    Where rules are compared a language model gives gradients of drawn
-    next tokens at the last places of a window, after a prefill of the others.
+    Where rules are compared a language model gives gradients of drawn next tokens at the last
+    places of a window, after a prefill of the others.
     """
     length, layers = session.windows.length, session.layers
     heads = sum(len(session.heads(layer)) for layer in layers)
@@ -236,20 +244,12 @@ def _held(session: Session) -> float:
     """Bytes of keys and values that a process holds at once: of a window, or of a part of the
     corpus.
     """
-    shapes = {layer: session.loaded.shapes[layer] for layer in session.layers}
-    each = {i: 4 * one.kv_heads * (one.width + one.value_width) for i, one in shapes.items()}
+    blocks, tokens = session.blocks, max(int(session.pooled[part].sum()) for part in session.parts)
     if session.own:
-        return float(max(each.values()) * session.windows.length)
-    tokens = max(int(session.pooled[part].sum()) for part in session.parts)
-    return float(max(sum(each[layer] for layer in block) for block in session.blocks) * tokens)
-
-
-def _blank(windows: int, length: int) -> Windows:
-    """Windows full of a text of random tokens."""
-    shape = (windows, length)
-    ids = np.random.default_rng(0).integers(1, 500, shape, dtype=np.int32)
-    text, none = np.ones(shape, dtype=bool), np.zeros(shape, dtype=bool)
-    return Windows(ids, text, none, none, 1, "", "")
+        blocks, tokens = [[layer] for layer in session.layers], session.windows.length
+    shapes = session.loaded.shapes
+    each = [4.0 * shape.kv_heads * (shape.width + shape.value_width) for shape in shapes]
+    return tokens * max(sum(each[layer] for layer in block) for block in blocks)
 
 
 def _token_operations(session: Session) -> float:
@@ -268,15 +268,3 @@ def _token_operations(session: Session) -> float:
         for shape in session.loaded.shapes
     )
     return 2.0 * float(weights + attention)
-
-
-def _matmul_speed(seconds: float = 0.2) -> float:
-    """Floating-point operations a second of float32 matrix products."""
-    size = 768
-    ones = torch.ones(size, size)
-    ones @ ones
-    calls, start = 0, time.process_time()
-    while (spent := time.process_time() - start) < seconds or calls == 0:
-        ones @ ones
-        calls += 1
-    return 2.0 * size**3 * calls / spent

@@ -24,16 +24,13 @@ FEWEST = 5  # of fewer no order is surprising: 4 agree by chance once in 24
 RESAMPLES = 2000
 LEVEL = 0.95
 
-RHO = (
-    Column("rho", "float", "rank correlation", "Spearman's rho.", ends=("rho_low", "rho_high")),
-    Column("rho_low", "float", "rank correlation, low", "Lower end of its 95 % interval."),
-    Column("rho_high", "float", "rank correlation, high", "Upper end of its 95 % interval."),
-)
 AGREEMENT = (
     Column("over", "word", "compared over", "Heads, or layers with their heads side by side."),
     Column("predicted", "word", "predicted", "Column of the heads that theory fills."),
     Column("measured", "word", "measured", "Column that was fitted."),
-    *RHO,
+    Column("rho", "float", "rank correlation", "Spearman's rho.", ends=("rho_low", "rho_high")),
+    Column("rho_low", "float", "rank correlation, low", "Lower end of its 95 % interval."),
+    Column("rho_high", "float", "rank correlation, high", "Upper end of its 95 % interval."),
     Column("count", "int", "number compared", "Heads or layers that have both exponents."),
 )
 
@@ -55,11 +52,6 @@ def rank_correlation(x: Floats, y: Floats, seed: int) -> tuple[float, float, flo
     return rho, float(low), float(high)
 
 
-def _ranks(x: Floats, y: Floats, seed: int) -> dict[str, float]:
-    known = (math.nan,) * 3 if len(x) < FEWEST else rank_correlation(x, y, seed)
-    return dict(zip(("rho", "rho_low", "rho_high"), known, strict=True))
-
-
 def agreement_table(
     tables: Mapping[str, pd.DataFrame], columns: Sequence[Column], seed: int
 ) -> pd.DataFrame:
@@ -68,7 +60,7 @@ def agreement_table(
     """
     predicted = [column.key for column in columns if column.of]
     measured = [column.key for column in columns if column.metric]
-    heads, rows = tables["heads"], list[dict[str, Any]]()
+    heads, rows = tables["heads"], list[tuple[Any, ...]]()
     known = {"heads": heads}
     if "layers" in tables:
         slowest = heads.groupby("layer")[predicted].min()
@@ -79,6 +71,6 @@ def agreement_table(
                 pair = frame[[theory, fitted]].to_numpy(dtype=np.float64)
                 x, y = pair[np.isfinite(pair).all(axis=1)].T
                 if len(x) >= FEWEST:
-                    place = {"over": over, "predicted": theory, "measured": fitted}
-                    rows.append(place | _ranks(x, y, seed) | {"count": len(x)})
+                    rho = rank_correlation(x, y, seed)
+                    rows.append((over, theory, fitted, *rho, len(x)))
     return pd.DataFrame(rows, columns=[column.key for column in AGREEMENT])

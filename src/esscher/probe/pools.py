@@ -95,6 +95,11 @@ class WindowQueries:
         return at_least_single(self.call.value[0])
 
     @cached_property
+    def sinks(self) -> Tensor | None:
+        """(H,): a logit that stands in the softmax without a key (gpt_oss)."""
+        return None if self.call.sinks is None else at_least_single(self.call.sinks)
+
+    @cached_property
     def scores(self) -> Tensor:
         return self.call.scores()[0]
 
@@ -104,11 +109,6 @@ class WindowQueries:
         return softmax(self.scores, self.sinks)
 
     @cached_property
-    def sinks(self) -> Tensor | None:
-        """(H,): a logit that stands in the softmax without a key (gpt_oss)."""
-        return None if self.call.sinks is None else at_least_single(self.call.sinks)
-
-    @cached_property
     def seen(self) -> Tensor:
         """(1 or H, m, T)."""
         return self.captured.visible(self.index)[self.place]
@@ -116,12 +116,6 @@ class WindowQueries:
     def seen_by(self, head: int) -> Tensor:
         """Which keys (m, T) the queries of a head see."""
         return self.seen[head if len(self.seen) > 1 else 0]
-
-    def bias_of(self, head: int) -> Tensor | None:
-        if self.call.bias is None:
-            return None
-        bias = at_least_single(self.call.bias[0])
-        return bias[head if len(bias) > 1 else 0]
 
     @property
     def heads(self) -> int:
@@ -266,8 +260,9 @@ class WindowLayer:
         q, k, v = queries.q[head, rows], queries.k[own, keys], queries.v[own, keys]
         if not bool((torch.isfinite(scores) | ~seen).all()) or not bool(torch.isfinite(v).all()):
             raise ValueError(OVERFLOW)
-        bias = queries.bias_of(head)
-        bias = None if bias is None else bias[rows][:, keys]
+        bias = queries.call.bias
+        if bias is not None:
+            bias = at_least_single(bias[0, head if bias.shape[1] > 1 else 0])[rows][:, keys]
         sink = None if queries.sinks is None else queries.sinks[head].expand(len(rows))
         everything = AllKeys(q, k, v, info.scale, bias, seen, info.softcap, sink)
         positions = torch.arange(queries.k.shape[1], device=k.device)[keys]

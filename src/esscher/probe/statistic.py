@@ -161,7 +161,10 @@ class LayerMoments:
         assert other.sinks is not None
         return LayerMoments(
             token_moments.merge(self.hidden, other.hidden),
-            *(q, k, v, cross),
+            q,
+            k,
+            v,
+            cross,
             extremes.merge(self.text, other.text),
             extremes.merge(self.sinks, other.sinks),
         )
