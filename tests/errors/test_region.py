@@ -191,7 +191,6 @@ def test_kinds_say_what_they_are() -> None:
     q, k, v = randn(1, 2), randn(30, 2, seed=1), randn(30, 2, seed=2)
     normal = es.confidence_region(q, k, v)
     assert (normal.kind, normal.status) == ("normal", "asymptotic")
-    assert "central limit" in normal.origin
     assert isinstance(normal, es.ConfidenceRegion)
 
 
@@ -201,7 +200,7 @@ def test_kinds_say_what_they_are() -> None:
         (es.Bounds(0.0, 9.0, [0.0, 0.0]), "known.score: a score of"),
         (es.Bounds(9.0, 0.5, [0.0, 0.0]), "known.radius: a value lies"),
         (es.Bounds([1.0, 2.0, 3.0], 9.0, [0.0, 0.0]), "known.score: expected one number"),
-        (es.Bounds(9.0, -1.0, [0.0, 0.0]), "known.radius: expected numbers of at least 0"),
+        (es.Bounds(9.0, -1.0, [0.0, 0.0]), "known.radius: a value lies"),
         (es.Bounds(9.0, 9.0, [0.0]), "known.center"),
         ("bounded", "known: expected a Bounds of esscher, got str"),
     ],

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import scipy.stats
 import torch
@@ -30,18 +30,6 @@ from esscher.measures.matrices import spectral_norm
 BLOCK = 1 << 21  # scores held at once
 ROUNDING = 1e-14  # of the values' size: lengths below it are none
 SLACK = 1e-9  # by which rounding may lift a score or a value above its bound
-
-Kind = Literal["normal", "bernstein"]
-ORIGINS: dict[str, tuple[str, str]] = {
-    "normal": (
-        "asymptotic",
-        "central limit theorem, plug-in covariance: the chance is right as effective tokens grow",
-    ),
-    "bernstein": (
-        "proved",
-        "empirical Bernstein inequality for independent keys with the stated bounds, every n",
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -91,25 +79,21 @@ class Bounds:
 @dataclass(frozen=True)
 class ConfidenceRegion:
     """Ellipsoids { g : (g - center)^T shape^-1 (g - center) <= 1 }, one a query, each of which
-    holds its limit with chance ``level``. ``kind`` is "normal" or "bernstein", ``status``
-    "asymptotic" or "proved"; ``origin`` says by what.
+    holds its limit with chance ``level``. ``kind`` "normal": by the central limit theorem with the
+    plug-in covariance; "bernstein": by an empirical Bernstein inequality, at every n.
     """
 
     center: Float64[Tensor, "m d_v"]
     shape: Float64[Tensor, "m d_v d_v"]
     level: float
-    kind: Kind
+    kind: str
     cov: Float64[Tensor, "m d_v d_v"]  # C_n
     # n_eff; an asymptotic region can be trusted when it is large
     effective_tokens: Float64[Tensor, " m"]
 
     @property
     def status(self) -> str:
-        return ORIGINS[self.kind][0]
-
-    @property
-    def origin(self) -> str:
-        return ORIGINS[self.kind][1]
+        return "asymptotic" if self.kind == "normal" else "proved"
 
     @property
     def radius(self) -> Float64[Tensor, " m"]:
@@ -137,23 +121,15 @@ class ConfidenceRegion:
             raise ValueError(
                 f"points: expected one for each of {len(self.center)} queries, got {len(given)}"
             )
-        distance, on_plane = quadratic(
-            self.shape, given - self.center, (given.abs() + self.center.abs()).amax(1)
-        )
+        sizes, axes = torch.linalg.eigh(self.shape)
+        along = (axes.mT @ (given - self.center)[:, :, None])[:, :, 0].square()
+        largest = (given.abs() + self.center.abs()).amax(1, keepdim=True)
+        rounding = (ROUNDING * largest).square()
+        flat = sizes <= torch.maximum(ROUNDING * sizes[:, -1:], rounding)
+        on_plane = ~(flat & (along > rounding)).any(1)
+        distance = torch.where(flat, 0.0, along / torch.where(flat, 1.0, sizes)).sum(1)
         inside: Tensor = (distance <= 1.0) & on_plane
         return inside
-
-
-def quadratic(shape: Tensor, apart: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
-    """apart^T shape^+ apart of each row, and whether apart lies in the span of shape up to rounding
-    of numbers of a size.
-    """
-    sizes, axes = torch.linalg.eigh(shape)
-    along = (axes.mT @ apart[:, :, None])[:, :, 0].square()
-    rounding = (ROUNDING * size[:, None]).square()
-    flat = sizes <= torch.maximum(ROUNDING * sizes[:, -1:], rounding)
-    on_plane = ~(flat & (along > rounding)).any(1)
-    return torch.where(flat, 0.0, along / torch.where(flat, 1.0, sizes)).sum(1), on_plane
 
 
 def confidence_region(
@@ -188,13 +164,12 @@ def region_of(sample: Sample, level: Any, known: Any = None) -> ConfidenceRegion
     if level >= 1.0:
         raise ValueError(f"level: expected a number between 0 and 1, got {level}")
     n, d = sample.values.shape
-    kind: Kind = "normal"
     if known is None:
         if n <= d:
             raise ValueError(
                 f"k, v: expected more keys than output coordinates, got {n} keys for {d}"
             )
-        shape = float(scipy.stats.chi2.ppf(level, d)) * sample.cov
+        kind, shape = "normal", float(scipy.stats.chi2.ppf(level, d)) * sample.cov
     else:
         radius = _bernstein(sample, as_kind(known, Bounds, "known"), level)
         eye = torch.eye(d, dtype=torch.float64, device=sample.cov.device)
@@ -233,15 +208,16 @@ def sample_statistics(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Sample:
 
 
 def _bernstein(sample: Sample, known: Bounds, level: float) -> Tensor:
-    v = sample.values
-    bound = _each(known.score, "known.score", len(sample.center)).to(sample.highest)
-    reach = float(_each(known.radius, "known.radius", 1))
-    center = (
-        as_tensor(known.center, "known.center", ndim=1, last=v.shape[1])
-        .detach()
-        .double()
-        .to(v.device)
-    )
+    v, m = sample.values, len(sample.center)
+    bound = as_tensor(known.score, "known.score").detach().to(sample.highest).reshape(-1)
+    if bound.numel() not in (1, m):
+        raise ValueError(
+            f"known.score: expected one number, or one for each of {m} queries, got {bound.numel()}"
+        )
+    bound = bound.expand(m)
+    reach = float(as_tensor(known.radius, "known.radius", ndim=0).detach())
+    center = as_tensor(known.center, "known.center", ndim=1, last=v.shape[1])
+    center = center.detach().double().to(v.device)
     highest = sample.highest.detach()
     if bool((highest > bound + SLACK * (1.0 + bound.abs())).any()):
         worst = int((highest - bound).argmax())
@@ -261,16 +237,3 @@ def _bernstein(sample: Sample, known: Bounds, level: float) -> Tensor:
     left = 1.0 - A * sample.sum_p2.sqrt()
     found = (A * spread + 8.0 / 3.0 * A * A * reach * weight) / torch.where(left > 0.0, left, 1.0)
     return torch.where(left > 0.0, found, torch.inf).clamp_max(2.0 * max(reach, furthest))
-
-
-def _each(value: Any, name: str, m: int) -> Tensor:
-    """Finite numbers, one for each of m queries."""
-    given = as_tensor(value, name).detach().double()
-    if given.ndim > 1 or given.numel() not in (1, m):
-        raise ValueError(
-            f"{name}: expected one number, or one for each of {m} queries, got shape"
-            f" {tuple(given.shape)}"
-        )
-    if name != "known.score" and bool((given < 0).any()):
-        raise ValueError(f"{name}: expected numbers of at least 0, got {float(given.min()):g}")
-    return given.reshape(-1).expand(m)
