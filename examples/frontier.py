@@ -1,9 +1,9 @@
 """What keep rules cost the heads of a probed model: ``python examples/frontier.py RUN [RUN ...]``.
 
 For each run of ``esscher probe --pool sequence``: the median over heads of the relative error at 5,
-10 and 25 % of the keys, and of the keys that an error of 10 % takes; the error at 10 % if the
-judged queries themselves had chosen the keys (oracle); how many heads each rule serves best; the
-kinds of heads, by layer. A rule whose sure part is larger than a size has no error there.
+10 and 25 % of the keys, and of the keys that an error of 10 % takes; how many heads each rule
+serves best; the kinds of heads, by layer. A rule whose sure part is larger than a size has no error
+there.
 """
 
 from __future__ import annotations
@@ -20,19 +20,18 @@ SHARES = (0.05, 0.1, 0.25)
 
 
 def errors(frontier: pd.DataFrame) -> list[str]:
-    """A line for each rule: median relative error, and in brackets the quartiles, at three shares;
-    the median of the oracle at 10 %.
+    """A line for each rule: median relative error, and in brackets the quartiles, at three
+    shares.
     """
     head = "".join(f"{share:>22.0%}" for share in SHARES)
-    lines = [f"{'rule':34}{head}{'oracle':>9}"]
+    lines = [f"{'rule':34}{head}"]
     for rule, rows in frontier.groupby("rule", sort=False):
         cells = []
         for share in SHARES:
             own = rows.loc[rows["share"] == share, "relative"]
             low, middle, high = np.nanquantile(own, [0.25, 0.5, 0.75]) if len(own) else [np.nan] * 3
             cells.append(f"{middle:8.3f} ({low:.3f}, {high:.3f})")
-        oracle = rows.loc[rows["share"] == 0.1, "oracle"].median()
-        lines.append(f"{rule:34}" + "".join(f"{cell:>22}" for cell in cells) + f"{oracle:9.3f}")
+        lines.append(f"{rule:34}" + "".join(f"{cell:>22}" for cell in cells))
     return lines
 
 
@@ -66,11 +65,7 @@ def main() -> None:
         run = es.load_run(path)
         table, frontier = run.table("heads"), run.table("frontier")
         keys, queries = float(frontier["keys"].mean()), int(frontier["queries"].max())
-        chose = int(frontier["queries_choosing"].max())
-        print(
-            f"{path}: {len(table)} heads, {keys:.0f} keys on average, {queries} queries judged,"
-            f" {chose} of a window choose"
-        )
+        print(f"{path}: {len(table)} heads, {keys:.0f} keys on average, {queries} queries judged")
         print("\n".join([*errors(frontier), *heads(table)]), end="\n\n")
 
 

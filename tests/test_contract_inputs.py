@@ -276,12 +276,6 @@ CASES = [
         lambda i: es.tokens_needed(pool_curve(i), 0.2 * i["numbers"][0]),
         0.1,
     ),
-    Case(
-        "share_tokens",
-        QKV | N,
-        lambda i: es.share_tokens([pool_curve(i), pool_curve(i)], 20).squared_error,
-        1e-4,
-    ),
     Case("Gaussian", LAW | THETA, of_law(gaussian, False)),
     Case("Mixture", LAW | THETA | NUMBERS, of_law(of_mixture, False)),
     Case("Pool", TOKENS | THETA, of_law(lambda i: es.Pool(i["tokens"], i["weights"]), True)),

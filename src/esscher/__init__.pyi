@@ -27,7 +27,6 @@ from .errors import (
     exact_pool_curve as exact_pool_curve,
     fit_rate as fit_rate,
     gaussian_error as gaussian_error,
-    share_tokens as share_tokens,
     tokens_needed as tokens_needed,
 )
 from .measures import (

@@ -28,7 +28,7 @@ def test_the_budget_of_a_rule(probed: Path, capsys: pytest.CaptureFixture[str]) 
     summary, title, header, *lines, following = out.splitlines()
     assert summary.startswith("heavy for an error of 10.0% keeps of the cache: each head its own ")
     assert title == "keys of each kv head; 8 heads, 2 of 2 layers, prose.txt"
-    assert " ".join(header.split()).startswith("layer kv head keys of the cache error error, 95 %")
+    assert " ".join(header.split()).startswith("layer kv head keys of the cache error")
     want = rule_budget(frontier(), "heavy", 0.1)
     assert len(lines) == len(want.caches) == 4
     assert sorted(float(line.split()[2]) for line in lines) == pytest.approx(

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.errors.budget import asymptotic_from, share_tokens, tokens_needed
+from esscher.errors.budget import Sharing, asymptotic_from, tokens_needed
 from esscher.errors.curve import ErrorCurve
 
 
@@ -136,7 +136,7 @@ def test_errors_of_zero_flat_and_single_points() -> None:
 
 @pytest.mark.parametrize("bad", [[0.5, float("nan")], [float("inf"), 0.5], [0.5, -0.1]])
 def test_errors_that_are_no_curve_are_refused(bad: list[float]) -> None:
-    for ask in (lambda c: tokens_needed(c, 0.1), asymptotic_from, lambda c: share_tokens([c], 3)):
+    for ask in (lambda c: tokens_needed(c, 0.1), asymptotic_from, lambda c: Sharing([c])):
         with pytest.raises(ValueError, match="expected finite errors of at least 0"):
             ask(curve_of([1, 10], bad))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ COVERS = (
     "RateFit",
     "asymptotic_from",
     "fit_rate",
-    "share_tokens",
     "tokens_needed",
 )
 
@@ -48,12 +46,8 @@ def power_curve(draw: Draw, n: np.ndarray, **more: Any) -> tuple[Any, float, flo
 
 
 def one(draw: Draw) -> None:
-    kind = draw.pick(
-        ["fit", "noisy", "needed", "asymptotic", "share"], p=[0.25, 0.15, 0.25, 0.15, 0.2]
-    )
-    {"fit": _fit, "noisy": _noisy, "needed": _needed, "asymptotic": _asymptotic, "share": _share}[
-        kind
-    ](draw)
+    kinds = [_fit, _noisy, _needed, _asymptotic]
+    kinds[draw.pick(range(4), p=[0.3, 0.2, 0.3, 0.2])](draw)
 
 
 def _fit(draw: Draw) -> None:
@@ -176,58 +170,3 @@ def _asymptotic(draw: Draw) -> None:
     last = int(np.flatnonzero(~inside)[-1]) if not inside.all() else -1
     low, high = (n[0], n[0]) if last < 0 else (n[last], n[last + 1])
     draw.agree("asymptotic from", got, np.float64(low + high) / 2, (high - low) / 2 + 1)
-
-
-def _share(draw: Draw) -> None:
-    """Two or three curves against every split; one-point and flat curves, a curve that ends in 0,
-    too small totals.
-    """
-    curves, laws = [], []
-    for _ in range(draw.whole(1, 3)):
-        least = draw.whole(1, 4)
-        most = least + (0 if draw.chance(0.15) else draw.whole(1, 40))
-        n = np.unique(np.array([least, (least + most) // 2, most]))
-        exponent = 0.0 if draw.chance(0.15) else float(draw.rng.uniform(0.1, 1.0))
-        constant = draw.size(odds=0.03)
-        rms = constant * n.astype(float) ** -exponent
-        curves.append(
-            draw.public(
-                "ErrorCurve",
-                n=n,
-                rms=rms,
-                kind="exact",
-                scale=1.0,
-                slope=np.full(n.size, -exponent),
-            )
-        )
-        laws.append((least, most, constant, exponent))
-    if max(law[2] for law in laws) > 1e100 or min(law[2] for law in laws) < 1e-100:
-        draw.extreme = draw.extreme or "errors of extreme size"
-    low, high = sum(law[0] for law in laws), sum(law[1] for law in laws)
-    total = int(draw.rng.integers(low, high + 1))
-    if draw.chance(0.05):
-        total = high + 5
-        draw.extreme = "more tokens than curves"
-    given = draw.spoil({"curves": curves, "total": total}, {"curves": "curve", "total": "count"})
-    got = draw.public("share_tokens", **given)
-    if draw.junk:
-        return
-    if int(got.tokens.sum()) != total or not all(
-        a <= t <= b for t, (a, b, *_) in zip(got.tokens, laws, strict=True)
-    ):
-        raise Finding("wrong", f"shares {got.tokens} of {total} for {laws}")
-    values = [got.squared_error, got.floor, got.uniform_squared_error]
-    if not np.isfinite(values).all():
-        raise Finding("silent", f"shares: {values}")
-    if draw.extreme:
-        draw.checks += 1
-        return
-    ranges = [range(a, b + 1) for a, b, *_ in laws]
-    best = min(
-        sum((c * float(n) ** -e) ** 2 for n, (_, _, c, e) in zip(split, laws, strict=True))
-        for split in itertools.product(*ranges)
-        if sum(split) == total
-    )
-    draw.agree("summed squared error", got.squared_error, best, 0.02 * best)
-    if got.floor > best * (1 + 1e-9):
-        raise Finding("wrong", f"floor {got.floor} above the best split {best}")

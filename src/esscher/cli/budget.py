@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 TOTALS = ["rule", "chosen", "ratio", "error", "worst_head", "worst"]
 LOSSES = ["rule", "chosen", "uniform", "ratio", "nats", "beyond"]
 ENDS = ["nats_low", "nats_high"]
-SPLITS = ["split", "keys", "ratio", "error", "q95", "worst_head", "worst", "worst_layer"]
+SPLITS = ["split", "keys", "ratio", "error", "worst_head", "worst"]
 
 
 def budget(

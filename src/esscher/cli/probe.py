@@ -52,7 +52,7 @@ MOST_THREADS = 8  # of one process: more of them wait for each other
 PERCENT = "10"  # error that the summary speaks of
 TABLES = ("heads", "budget", "layers", "agreement", "about")
 HEADS = ["layer", "head", "regime", "tokens_needed_10pct", "beta_fit", "effective_tokens"]
-RULES = ["rule", "chosen", "ratio", "worst_head", "worst", "worst_layer"]
+RULES = ["rule", "chosen", "ratio", "worst_head", "worst"]
 
 
 def probe(

@@ -16,4 +16,3 @@ from .region import (
     ConfidenceRegion as ConfidenceRegion,
     confidence_region as confidence_region,
 )
-from .budget import share_tokens as share_tokens

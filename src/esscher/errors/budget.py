@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy.typing as npt
 from scipy.interpolate import CubicHermiteSpline, PchipInterpolator
 
 from esscher.errors.curve import ErrorCurve, Floats
-from esscher.inputs import as_count, as_kind, as_positive
+from esscher.inputs import as_kind, as_positive
 
 GRID = 4001  # points of log n on which a crossing is first looked for
 PIECES, ROUNDS = 256, 5  # then in pieces of an interval, again and again: to the last digit
@@ -155,93 +154,51 @@ def _first_crossing(curve: ErrorCurve, level: float) -> int | None:
 
 Counts = npt.NDArray[np.int64]
 
-# errors whose squares, and sums of them, are floating-point numbers
-SMALLEST, LARGEST = 1e-140, 1e150
 SPLIT_GRID = 512  # token numbers at which a curve is looked at
 
 
-@dataclass(frozen=True)
-class Shares:
-    """How many tokens each curve gets and the summed squared error, beside the uniform split: the
-    same share of its largest n for each. ``floor`` is a bound that no split can beat.
-    """
-
-    tokens: Counts
-    squared_error: float
-    floor: float
-    uniform: Counts
-    uniform_squared_error: float
-
-
-def share_tokens(curves: Sequence[ErrorCurve], total: Any) -> Shares:
-    """Token numbers n_i with sum n_i = total that minimise sum_i MSE_i(n_i), MSE_i the squared rms
-    of curve i.
+class Sharing:
+    """Curves prepared for splits of many totals: token numbers n_i with sum n_i = total that
+    minimise sum_i MSE_i(n_i), MSE_i the squared rms of curve i.
 
     At the optimum of convex curves all heads gain equally from one more token, MSE_i'(n_i) =
     -lambda. Each curve is replaced by the lower convex hull of its interpolation; the hulls'
-    segments, steepest first, then give the exact optimum of the hulls (``floor``), and between the
-    ends of at most one segment a curve may lie above its hull. The squared error given is the
-    curves' own. A curve's least and largest n are the least and the most it can get.
+    segments, steepest first, then give the exact optimum of the hulls, and between the ends of at
+    most one segment a curve may lie above its hull. A curve's least and largest n are the least and
+    the most it can get.
     """
-    return Sharing(curves).split(total)
-
-
-class Sharing:
-    """Curves prepared for splits of many totals."""
 
     def __init__(self, curves: Sequence[ErrorCurve]) -> None:
-        if not isinstance(curves, Sequence) or not curves:
-            raise ValueError(f"curves: expected a list of at least one ErrorCurve, got {curves!r}")
-        curves = [as_kind(curve, ErrorCurve, "curves").ascending() for curve in curves]
-        largest = max(float(curve.rms.max()) for curve in curves)
-        if not (SMALLEST < largest < LARGEST or largest == 0):
-            raise ValueError(
-                f"curves: errors of the size {largest:g} have no squares in floating point; divide"
-                " every rms by one number"
-            )
+        curves = [curve.ascending() for curve in curves]
         self.curves = [log_rms(curve) for curve in curves]
         self.least = np.array([int(curve.n[0]) for curve in curves])
         self.most = np.array([int(curve.n[-1]) for curve in curves])
         corners = [_hull(curve, spline) for curve, spline in zip(curves, self.curves, strict=True)]
-        self.first_error = float(sum(mse[0] for _, mse in corners))
         owner = np.concatenate([np.full(n.size - 1, i) for i, (n, _) in enumerate(corners)])
         steps = np.concatenate([np.diff(n) for n, _ in corners])
         gains = np.concatenate([np.diff(mse) / np.diff(n) for n, mse in corners])
         # within a hull slopes rise, so a stable order keeps each curve's segments in theirs
         order = np.argsort(gains, kind="stable")
-        self.owner, self.steps, self.gains = owner[order], steps[order], gains[order]
+        self.owner, self.steps = owner[order], steps[order]
 
-    def split(self, total: Any) -> Shares:
-        """The best split of a total beside the uniform one."""
-        total = as_count(total, "total")
-        if not self.least.sum() <= total <= self.most.sum():
-            raise ValueError(
-                f"total: expected between {self.least.sum()} (the first n of every curve) and"
-                f" {self.most.sum()} (the last), got {total}"
-            )
-        best, floor = self.steepest_first(total)
-        uniform = self._uniform(total)
-        error, uniform_error = self.squared_error(best), self.squared_error(uniform)
-        if uniform_error < error:  # between the corners of a hull, where its curve lies above it
-            best, error = uniform, uniform_error
-        return Shares(best, error, min(floor, error), uniform, uniform_error)
+    def best(self, total: int) -> Counts:
+        """The best split of a total."""
+        splits = [self.steepest_first(total), self.uniform(total)]
+        # between the corners of a hull its curve lies above it, and the uniform split may be better
+        return min(splits, key=self.squared_error)
 
-    def fewest(self, target: float, *, uniform: bool = False) -> int:
-        """The smallest total whose best (or uniform) split has at most this summed squared error,
-        to a hundred-thousandth of all tokens.
+    def fewest(self, target: float, split: Callable[[int], Counts]) -> int:
+        """The smallest total whose ``split`` has at most this summed squared error, to a
+        hundred-thousandth of all tokens.
         """
-
-        def error(total: int) -> float:
-            tokens = self._uniform(total) if uniform else self.steepest_first(total)[0]
-            return self.squared_error(tokens)
-
         low, high = int(self.least.sum()), int(self.most.sum())
-        if error(low) <= target:
+        if self.squared_error(split(low)) <= target:
             return low
         slack = max(1, high // 10**5)
         while high - low > slack:
             middle = (low + high) // 2
-            low, high = (low, middle) if error(middle) <= target else (middle, high)
+            enough = self.squared_error(split(middle)) <= target
+            low, high = (low, middle) if enough else (middle, high)
         return high
 
     def squared_error(self, tokens: Counts) -> float:
@@ -250,26 +207,22 @@ class Sharing:
         errors = (np.exp(2 * curve(x)) for curve, x in zip(self.curves, logs, strict=True))
         return float(sum(errors))
 
-    def steepest_first(self, total: int) -> tuple[Counts, float]:
-        """Whole token numbers, and the hulls' own squared error there; with a larger total no curve
-        gets fewer.
-        """
+    def steepest_first(self, total: int) -> Counts:
+        """The best split of the hulls; with a larger total no curve gets fewer."""
         left = total - int(self.least.sum())
         steps = np.clip(left - (np.cumsum(self.steps) - self.steps), 0, self.steps)
         added = np.bincount(self.owner, steps, minlength=len(self.least)).round()
-        floor = max(self.first_error + float(self.gains @ steps), 0.0)
-        return self.least + added.astype(np.int64), floor
+        return self.least + added.astype(np.int64)
 
-    def _uniform(self, total: int) -> Counts:
+    def uniform(self, total: int) -> Counts:
         """The same share of each curve's largest n, rounded down and within its ends; the tokens
         that are left go to the first curves that the next larger share gives one more.
         """
         whole = int(self.most.max())
 
         def at(part: int) -> Counts:
-            """The share part / whole, in whole numbers of any size."""
-            shares = [part * int(most) // whole for most in self.most]
-            return np.clip(np.array(shares, dtype=np.int64), self.least, self.most)
+            found: Counts = np.clip(part * self.most // whole, self.least, self.most)
+            return found
 
         low, high = 0, whole
         while low < high:

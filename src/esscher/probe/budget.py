@@ -13,7 +13,7 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -82,16 +82,8 @@ BUDGET = (
     Column("ratio", "float", "share of the cache kept", SHARE, short="of the cache"),
     Column("saved", "float", "saved", "Share of the cache that is dropped: 1 - share kept."),
     Column("error", "float", "error", "Relative error: root mean square over heads."),
-    Column("q95", "float", "error, 95 %", "95 % quantile over queries, in the worst head."),
     Column("worst", "float", "largest error", "Relative error of the worst head.", short="worst"),
     Column("worst_head", "word", "worst head", "Layer and head of the largest error."),
-    Column(
-        "worst_layer_error",
-        "float",
-        "largest error of a layer",
-        "Root mean square error of the heads of the worst layer.",
-    ),
-    Column("worst_layer", "word", "worst layer", "Layer of the largest error."),
     *NATS,
 )
 MODEL = (
@@ -146,7 +138,7 @@ class Budget:
     columns of BUDGET.
 
     ``keys``, ``ratio``: kept for a root mean square error of ``epsilon`` over the heads that read
-    the cache, or in the best split of ``total`` or for ``kl``; ``error``, ``q95``, ``nats``: then.
+    the cache, or in the best split of ``total`` or for ``kl``; ``error``, ``nats``: then.
     ``best_split``: keys in the best split. ``part``: of the model that was measured.
     """
 
@@ -159,7 +151,7 @@ class Budget:
     def __repr__(self) -> str:
         told = [
             f"{row['split']} keeps {row['ratio']:.1%}, worst head {row['worst_head']}"
-            f" {row['worst']:.1%}, worst layer {row['worst_layer']} {row['worst_layer_error']:.1%}"
+            f" {row['worst']:.1%}"
             for row in self.totals.to_dict("records")
         ]
         parts = "; ".join([*([self.part] if self.part else []), *told])
@@ -222,9 +214,7 @@ def random_frontier(heads: pd.DataFrame, curves: pd.DataFrame) -> pd.DataFrame:
                 "share": curve.n / curve.n[-1],
                 "kept": curve.n.astype(float),
                 "keys": float(curve.n[-1]),
-                "rms": curve.rms,
                 "relative": curve.relative,
-                "q95": curve.q95,
             }
         )
         for (layer, head), curve in stored_curves(curves, METRICS["bernoulli"]).items()
@@ -260,9 +250,21 @@ def rule_budget(
     asked = as_asked(epsilon, total, kl)
     caches = RuleCaches(frontier, rule)
     splits = caches.splits(asked)
-    sizes = splits[asked.split]
-    rows = pd.DataFrame(caches.rows(sizes)).assign(best_split=splits[BEST] / UNIT)
-    return Budget(rule, asked, rows, caches.totals(asked, splits))
+    rows = []
+    for cache, size in zip(caches.caches, splits[asked.split].tolist(), strict=True):
+        errors, nats = cache.at(size)
+        row = {
+            "layer": cache.layer,
+            "kv_head": cache.kv_head,
+            "heads": len(cache.heads),
+            "n_keys": cache.keys,
+            "keys": size / UNIT,
+            "ratio": size / float(cache.sizes[-1]),
+            "error": math.sqrt(float(np.square(errors).mean())),
+        }
+        rows.append(row | ({"nats": float(nats.mean())} if len(nats) else {}))
+    frame = pd.DataFrame(rows).assign(best_split=splits[BEST] / UNIT)
+    return Budget(rule, asked, frame, caches.totals(asked, splits))
 
 
 def budget_table(frontier: pd.DataFrame, asked: Sequence[tuple[Any, ...]]) -> pd.DataFrame:
@@ -305,7 +307,6 @@ class Cache:
     keys: float  # that a query sees, on average
     sizes: Counts  # kept, in thousandths of a key
     rms: Floats  # (heads, sizes), relative
-    q95: Floats
     nats: Floats | None  # (sizes,): root of the predicted loss, all heads together
     windows: Floats  # (windows, sizes): the loss of each window over their mean
     cut: Floats  # (sizes,): score of the last key kept, as a logarithm; NaN where there is none
@@ -316,19 +317,19 @@ class Cache:
         heads, keys = sorted(set(rows["head"])), float(rows["keys"].mean())
         own = rows[rows["rule"] == rule]
         shares = np.unique(own["share"])
-        numbers = own[["kept", "relative", "q95", "cut"]].to_numpy().T
+        numbers = own[["kept", "relative", "cut"]].to_numpy().T
         if "nats_windows" in own and len(own):
             numbers = np.concatenate([numbers, np.stack(own["nats_windows"]).T])
         values = np.full((len(numbers), len(heads), len(shares)), np.nan)
         place = np.searchsorted(heads, own["head"]), np.searchsorted(shares, own["share"])
         values[:, place[0], place[1]] = numbers
-        values = values[..., np.isfinite(values[:3]).all((0, 1))]
+        values = values[..., np.isfinite(values[:2]).all((0, 1))]
         sizes, first = np.unique(
             np.round(values[0].mean(0) * UNIT).astype(np.int64), return_index=True
         )
         below = (sizes > 0) & (sizes < round(keys * UNIT))
-        _, relative, q95, cut = values[:4, :, first[below]]
-        windows, nats = values[4:, :, first[below]].sum(1), None
+        _, relative, cut = values[:3, :, first[below]]
+        windows, nats = values[3:, :, first[below]].sum(1), None
         if len(windows):
             mean = windows.mean(0)
             nats = _falling(np.sqrt(mean)[None])[0]
@@ -338,8 +339,8 @@ class Cache:
             scores = np.minimum.accumulate(np.sign(cut[0]) * np.log1p(1e30 * np.abs(cut[0])))
             rise, steps = np.diff(scores)[-1:].sum() or -1.0, np.diff(np.log(sizes))
             scores = np.append(scores, scores[-1] + rise * steps[-1] / steps[-2:][0])
-        errors = (_falling(relative), _falling(q95))
-        return cls(layer, kv_head, (*map(int, heads),), keys, sizes, *errors, nats, windows, scores)
+        names = tuple(int(head) for head in heads)
+        return cls(layer, kv_head, names, keys, sizes, _falling(relative), nats, windows, scores)
 
     @cached_property
     def relative(self) -> ErrorCurve:
@@ -347,38 +348,21 @@ class Cache:
         rms, scale = np.sqrt(np.square(self.rms).sum(0)), math.sqrt(len(self.heads))
         return ErrorCurve(n=self.sizes, rms=rms, kind="exact", scale=scale)
 
-    @property
-    def in_nats(self) -> ErrorCurve:
-        """A curve whose square is the predicted loss."""
-        assert self.nats is not None
-        return ErrorCurve(n=self.sizes, rms=self.nats, kind="exact")
-
-    def at(self, size: int) -> tuple[Floats, float, Floats]:
-        """Errors of the heads at a size, the largest 95 % quantile, and losses of the windows."""
-        found = np.exp([float(height(math.log(size))) for height in self._between])
-        heads, place = len(self.heads), math.log(size)
-        if self.nats is None:
-            return found[:heads], found[heads], np.empty(0)
-        known = np.log(self.sizes[:-1].astype(float))
-        windows = np.array([np.interp(place, known, row) for row in self.windows])
-        return found[:heads], found[heads], found[-1] ** 2 * windows
-
     @cached_property
-    def _between(self) -> list[Any]:
-        rows = [*self.rms, self.q95.max(0)] + ([] if self.nats is None else [self.nats])
+    def between(self) -> list[Callable[[Any], Floats]]:
+        """Logarithms of the errors of the heads, and of the root of the loss, against log size."""
+        rows = [*self.rms] + ([] if self.nats is None else [self.nats])
         return [log_rms(ErrorCurve(n=self.sizes, rms=row, kind="exact")) for row in rows]
 
-    def kept(self, size: int) -> dict[str, float]:
-        """Columns of the cache with so many keys."""
-        rms, q95, nats = self.at(size)
-        return {
-            "n_keys": self.keys,
-            "keys": size / UNIT,
-            "ratio": size / float(self.sizes[-1]),
-            "error": math.sqrt(float(np.square(rms).mean())),
-            "q95": q95,
-            **({"nats": float(nats.mean())} if len(nats) else {}),
-        }
+    def at(self, size: int) -> tuple[Floats, Floats]:
+        """Errors of the heads at a size, and losses of the windows."""
+        place = math.log(size)
+        found = np.exp([float(height(place)) for height in self.between])
+        if self.nats is None:
+            return found, np.empty(0)
+        known = np.log(self.sizes[:-1].astype(float))
+        windows = np.array([np.interp(place, known, row) for row in self.windows])
+        return found[:-1], found[-1] ** 2 * windows
 
 
 def _falling(errors: Floats) -> Floats:
@@ -399,18 +383,16 @@ class RuleCaches:
         self.rule, self.priced = rule, _priced(frontier)
         if not self.priced:
             known = known.drop(columns="nats_windows", errors="ignore")
-        with np.errstate(invalid="ignore"):  # no error, no quantile
-            q95 = np.where(known["rms"] > 0, known["q95"] * known["relative"] / known["rms"], 0.0)
-        known = known.assign(q95=q95, cut=known.get("cut", math.nan))
-        groups = known.groupby(["layer", "kv_head"], sort=True)
+        groups = known.assign(cut=known.get("cut", math.nan)).groupby(["layer", "kv_head"])
         self.caches = [Cache.of(int(layer), int(kv), rows, rule) for (layer, kv), rows in groups]
 
     @cached_property
     def sharing(self) -> Sharing:
         """What a split makes small: the predicted loss where it is known, else relative errors."""
-        if self.priced:
-            return Sharing([cache.in_nats for cache in self.caches])
-        return self.by_error
+        if not self.priced:
+            return self.by_error
+        roots = [(cache.sizes, cache.nats) for cache in self.caches if cache.nats is not None]
+        return Sharing([ErrorCurve(n=n, rms=rms, kind="exact") for n, rms in roots])
 
     @cached_property
     def by_error(self) -> Sharing:
@@ -422,13 +404,12 @@ class RuleCaches:
         and one cut where a rule has scores.
         """
         if asked.epsilon is not None:
-            sharing = self.by_error
             target = asked.epsilon**2 * sum(len(cache.heads) for cache in self.caches)
             own = [tokens_needed(cache.relative, asked.epsilon) for cache in self.caches]
-            return {OWN: np.array(own), **self._fewest(sharing, target)}
+            return {OWN: np.array(own), **_fewest(self.by_error, target)}
         sharing = self.sharing
         if (kl := asked.kl) is not None:
-            found = self._fewest(sharing, kl)
+            found = _fewest(sharing, kl)
             cut = self._cut(lambda sizes: sharing.squared_error(sizes) <= kl, enough=True)
         else:
             assert asked.total is not None
@@ -439,14 +420,9 @@ class RuleCaches:
                     f" and {high} keys (all), got {asked.total}"
                 )
             total = asked.total * UNIT
-            both = sharing.split(total)
-            found = {UNIFORM: both.uniform, BEST: both.tokens}
+            found = {UNIFORM: sharing.uniform(total), BEST: sharing.best(total)}
             cut = self._cut(lambda sizes: int(sizes.sum()) > total, enough=False)
         return found if cut is None else {UNIFORM: found[UNIFORM], CUT: cut, BEST: found[BEST]}
-
-    def _fewest(self, sharing: Sharing, target: float) -> dict[str, Counts]:
-        uniform = sharing.split(sharing.fewest(target, uniform=True)).uniform
-        return {UNIFORM: uniform, BEST: sharing.split(sharing.fewest(target)).tokens}
 
     def _cut(self, passed: Callable[[Counts], bool], *, enough: bool) -> Counts | None:
         """Sizes above one score in all caches: the first, as the score falls, that passed; or the
@@ -468,22 +444,18 @@ class RuleCaches:
             low, high = (low, middle) if passed(above(tried[middle])) else (middle, high)
         return above(tried[high if enough else max(low, 0)])
 
-    def rows(self, sizes: Counts) -> Iterator[dict[str, Any]]:
-        for cache, size in zip(self.caches, sizes.tolist(), strict=True):
-            place = {"layer": cache.layer, "kv_head": cache.kv_head, "heads": len(cache.heads)}
-            yield place | cache.kept(size)
-
     def totals(self, asked: Asked, splits: dict[str, Counts]) -> pd.DataFrame:
+        """A row for each split, with the columns of BUDGET."""
         return pd.DataFrame([self._total(asked, split, sizes) for split, sizes in splits.items()])
 
     def _total(self, asked: Asked, split: str, sizes: Counts) -> dict[str, Any]:
-        found = [cache.at(size) for cache, size in zip(self.caches, sizes.tolist(), strict=True)]
-        heads, layers = dict[str, float](), dict[str, list[float]]()
-        for cache, (rms, _, _) in zip(self.caches, found, strict=True):
-            heads |= {f"{cache.layer}.{h}": float(e) for h, e in zip(cache.heads, rms, strict=True)}
-            layers.setdefault(str(cache.layer), []).extend(np.square(rms).tolist())
-        layer_errors = {layer: math.sqrt(np.mean(squares)) for layer, squares in layers.items()}
-        head, layer = (max(each, key=each.__getitem__) for each in (heads, layer_errors))
+        heads, losses = dict[str, float](), []
+        for cache, size in zip(self.caches, sizes.tolist(), strict=True):
+            errors, nats = cache.at(size)
+            for head, error in zip(cache.heads, errors.tolist(), strict=True):
+                heads[f"{cache.layer}.{head}"] = error
+            losses.append(nats)
+        worst = max(heads, key=heads.__getitem__)
         keys, most = float(sizes.sum()) / UNIT, float(self.sharing.most.sum()) / UNIT
         row = {
             "epsilon": math.nan if asked.epsilon is None else asked.epsilon,
@@ -494,17 +466,21 @@ class RuleCaches:
             "ratio": keys / most,
             "saved": 1 - keys / most,
             "error": math.sqrt(np.square(list(heads.values())).mean()),
-            "q95": max(q95 for _, q95, _ in found),
-            "worst": heads[head],
-            "worst_head": head,
-            "worst_layer_error": layer_errors[layer],
-            "worst_layer": layer,
+            "worst": heads[worst],
+            "worst_head": worst,
         }
         if not self.priced:
             return row
-        nats, low, high = mean_interval(sum(windows for _, _, windows in found), least=0.0)
+        mean, low, high = mean_interval(sum(losses), least=0.0)
         ends = {"nats_low": low, "nats_high": high}
-        return row | {"nats": nats, **ends, "beyond": nats > SECOND_ORDER}
+        return row | {"nats": mean, **ends, "beyond": mean > SECOND_ORDER}
+
+
+def _fewest(sharing: Sharing, target: float) -> dict[str, Counts]:
+    """The fewest keys with this summed squared error, in the uniform and in the best split."""
+    uniform = sharing.fewest(target, sharing.uniform)
+    best = sharing.fewest(target, sharing.steepest_first)
+    return {UNIFORM: sharing.uniform(uniform), BEST: sharing.best(best)}
 
 
 # ---- Exports: a record of every key-value head (JSON, YAML), and kvpress's array.
@@ -577,6 +553,6 @@ def prune_ratios(
     for percent in range(1, 100):
         total = round((100 - percent) / 100 * most)
         few = total < least
-        kept = sharing.least * (total / least) if few else sharing.steepest_first(total)[0]
+        kept = sharing.least * (total / least) if few else sharing.steepest_first(total)
         found[percent - 1] = 1 - kept / sharing.most
     return found.reshape(99, layers, kv_heads).astype(np.float32)

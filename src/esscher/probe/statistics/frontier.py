@@ -93,10 +93,8 @@ class Frontier(Statistic):
         gradient, tables = math.nan, {}
         if "fisher" in found:
             row = _fisher(found)
-            gradient, tables = (
-                math.sqrt(row["trace"] / row["width"]),
-                {"fisher": pd.DataFrame([row])},
-            )
+            gradient = math.sqrt(row["trace"] / row["width"])
+            tables = {"fisher": pd.DataFrame([row])}
         if "mse" not in found:  # no window has enough keys
             words = {c.key: "" if c.kind == "word" else math.nan for c in self.columns(spec)}
             return Result(words | {"gradient": gradient}, tables)
@@ -132,16 +130,14 @@ def _rows(found: Numbers, rules: tuple[str, ...]) -> pd.DataFrame:
     """A row for each rule and share that every query's window has keys enough for; the same sizes
     once.
     """
-    mse, kept, oracle = (found[name].numpy() for name in ("mse", "kept", "oracle"))
+    mse, kept = found["mse"].numpy(), found["kept"].numpy()
     again = np.zeros(mse.shape[1:], dtype=bool)
     again[:, 1:] = ((mse[..., 1:] == mse[..., :-1]) & (kept[..., 1:] == kept[..., :-1])).all(0)
     rms = np.sqrt(mse.mean(0))
     rule, share = np.nonzero(np.isfinite(rms) & ~again)
     limit = np.sqrt(found["limit"].double().mean().numpy())
     with np.errstate(divide="ignore", invalid="ignore"):
-        relative, chosen = (
-            np.where(size == 0, 0.0, size / limit) for size in (rms, np.sqrt(oracle.mean(0)))
-        )
+        relative = np.where(rms == 0, 0.0, rms / limit)
     return pd.DataFrame(
         {
             "rule": np.array(rules, dtype=object)[rule],
@@ -150,8 +146,6 @@ def _rows(found: Numbers, rules: tuple[str, ...]) -> pd.DataFrame:
             "rms": rms[rule, share],
             "relative": relative[rule, share],
             "q95": np.sqrt(np.quantile(mse, 0.95, axis=0))[rule, share],
-            "oracle": chosen[rule, share],
-            "queries_choosing": found["choosing"].numpy().min(0)[rule],
             "accuracy": found["accuracy"].numpy().max(0)[rule],
             "cut": found["cut"].numpy().mean(0)[rule, share],
             **_nats(found, rule, share),
@@ -270,7 +264,7 @@ def compare_rules(
     if not bool(cached.all()):
         columns = cached.nonzero()[:, 0]
         choosers, judged = choosers.restrict(columns), judged.restrict(columns)
-    found = _errors(judged, choosers, first, rules)
+    found = _errors(judged, choosers, rules)
     size = len(asked.judged)
     return {
         head: {name: x[i * size : (i + 1) * size] for name, x in found.items()}
@@ -309,36 +303,26 @@ def _context(
     return replace(context, heads=of, output=output, metric=metric)
 
 
-def _errors(
-    context: Context, choosers: Context, choosing: int, rules: Sequence[Rule]
-) -> dict[str, Tensor]:
+def _errors(context: Context, choosers: Context, rules: Sequence[Rule]) -> dict[str, Tensor]:
     """Of m judged queries, R rules and S shares of the cached keys; NaN where the window has too
     few keys for what a rule keeps surely.
 
-    ``mse`` (m, R, S): E|output - limit|^2; ``oracle``: the same where the judged queries choose for
-    themselves; ``kept`` (m, R, S): keys, the mean over all heads that share them; ``keys`` (m,): of
-    the cache; ``limit`` (m,): |limit|^2; ``accuracy`` (m, R); ``choosing`` (m, R): positions whose
-    queries chose the keys, 0 where none did; ``nats`` (m, R, S), where heads have a metric: half of
-    E e'F e, e = output - limit; ``cut`` (m, R, S): the score of the last key kept, where a rule
-    ranks keys once for all queries.
+    ``mse`` (m, R, S): E|output - limit|^2; ``kept`` (m, R, S): keys, the mean over all heads that
+    share them; ``keys`` (m,): of the cache; ``limit`` (m,): |limit|^2; ``accuracy`` (m, R);
+    ``nats`` (m, R, S), where heads have a metric: half of E e'F e, e = output - limit; ``cut`` (m,
+    R, S): the score of the last key kept, where a rule ranks keys once for all queries.
     """
     n, place = np.unique(kept_sizes(context.keys), return_inverse=True)
     shape = (len(context.q), len(rules), len(n))
-    mse, oracle, kept, nats, cut = (np.full(shape, np.nan) for _ in range(5))
-    priced = context.metric is not None
-    accuracy, chose = np.full(shape[:2], np.nan), np.zeros(shape[:2], dtype=np.int64)
+    mse, kept, nats, cut = (np.full(shape, np.nan) for _ in range(4))
+    priced, accuracy = context.metric is not None, np.full(shape[:2], np.nan)
     own, held_out = KeepErrors(context), KeepErrors(replace(context, choosers=choosers))
     for i, rule in enumerate(rules):
         possible = n >= _least(rule, context)
         if not possible.any():
             continue
-        observes = any(part.observes for part in rule.parts)
-        curve = own.curve(rule, n[possible], nats=priced and not observes)
-        assert curve.queries is not None
-        oracle[:, i, possible] = curve.queries.mse
-        if observes:
-            chose[:, i] = choosing
-            curve = held_out.curve(rule, n[possible], nats=priced)
+        errors = held_out if any(part.observes for part in rule.parts) else own
+        curve = errors.curve(rule, n[possible], nats=priced)
         assert curve.queries is not None
         assert curve.kept is not None
         if curve.queries.nats is not None:
@@ -348,12 +332,10 @@ def _errors(
             cut[:, i, possible] = order[n[possible] - 1]
         mse[:, i, possible], kept[:, i, possible] = curve.queries.mse, curve.kept
         accuracy[:, i] = curve.accuracy
-    found = {"mse": mse[..., place], "oracle": oracle[..., place], "kept": kept[..., place]}
-    found |= {"accuracy": accuracy, "choosing": chose, "cut": cut[..., place]}
-    if priced:
-        found["nats"] = nats[..., place]
+    found = {"mse": mse, "kept": kept, "cut": cut} | ({"nats": nats} if priced else {})
     return {
-        **{name: torch.from_numpy(x) for name, x in found.items()},
+        **{name: torch.from_numpy(x[..., place]) for name, x in found.items()},
+        "accuracy": torch.from_numpy(accuracy),
         "keys": context.visible.sum(1).cpu(),
         "limit": context.limit.square().sum(1).cpu(),
     }
@@ -467,20 +449,6 @@ FRONTIER = (
         " queries, as later ones are all kept.",
     ),
     *(column for column in CURVE if column.key in ("rms", "relative", "q95")),
-    Column(
-        "oracle",
-        "float",
-        "relative error, oracle",
-        "Relative error if the judged queries themselves had chosen the keys: no cache can.",
-        "log",
-    ),
-    Column(
-        "queries_choosing",
-        "int",
-        "queries that chose",
-        "Positions of a window whose queries chose the keys for all; 0 where the rule looks at no"
-        " queries, or at each judged one itself.",
-    ),
     Column(
         "queries", "int", "queries judged", "Number of queries that the error is the mean over."
     ),
