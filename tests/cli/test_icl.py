@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -44,29 +43,16 @@ def test_train_then_risk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     code, text, _ = run(["icl", "risk", out, "--json"], capsys)
     found = json.loads(text)
     assert code == 0
-    assert all(row["exact"] > row["flow"] for row in found["beside the flow"] if "exact" in row)
+    assert all(row["exact"] > row["flow"] for row in found["trained"])
     assert len(found["trained"]) == 2
 
 
-def test_risk_of_a_block_is_told_in_parts(capsys: pytest.CaptureFixture[str]) -> None:
-    """U11 = I, v = 1, d = 2, Sigma = I, no noise: the limit predicts the label, and all of the
-    error is finite-length.
-    """
-    options = [
-        "--key-query",
-        "1",
-        "--value",
-        "1",
-        "--noise",
-        "0",
-        "--lengths",
-        "10,1000000",
-        "--json",
-    ]
-    code, text, _ = run(["icl", "risk", *SMALL, *options], capsys)
+def test_risk_is_told_in_parts(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of linear attention on infinitely many tokens nothing is missed but the noise."""
+    code, text, _ = run(["icl", "risk", *SMALL, "--lengths", "10,1000000", "--json"], capsys)
     rows = json.loads(text)["risk"]
     assert code == 0
-    assert [row["approximation"] for row in rows] == pytest.approx([0.0] * 4, abs=1e-12)
+    assert rows[3]["approximation"] < 1e-9
     for row in rows:
         assert row["mse"] == pytest.approx(
             sum(row[name] for name in ("noise", "approximation", "bias", "variance")), rel=1e-6
@@ -224,7 +210,7 @@ def test_figures(
         (["icl", "train", "--lengths", "0"], "0"),
         (["icl", "train", "--steps", "0"], "steps"),
         (["icl", "train", "--batch", "-3"], "batch"),
-        (["icl", "train", "--optimizer", "newton"], "optimizer"),
+        (["icl", "train", "--task-cov", "none.csv"], "task_cov"),
         (["icl", "train", "--covariance", "round"], "covariance: expected isotropic"),
         (["icl", "risk", "--covariance", "kms:7"], "rho: expected a correlation"),
     ],
@@ -256,76 +242,6 @@ def test_a_rate_that_diverges_stops_with_step_loss_and_advice(
 PAPER = ["--task-cov", "identity", "--noise", "0"]  # the setting of [S]'s theory: W = I, no noise
 
 
-def test_the_task_law_of_the_theory_can_be_asked_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """U11 = 0: the error is that of no prediction, tr(W Sigma), with W = I, I/d or what a file
-    says.
-    """
-    asked = [
-        "icl",
-        "risk",
-        *SMALL,
-        "--noise",
-        "0",
-        "--key-query",
-        "0",
-        "--value",
-        "0",
-        "--lengths",
-        "5",
-        "--json",
-    ]
-    (tmp_path / "w.csv").write_text("3, 0.5\n0.5, 4\n", "utf-8")
-    for law, error in (("identity", 2.0), ("scaled", 1.0), (str(tmp_path / "w.csv"), 7.0)):
-        rows = json.loads(run([*asked, "--task-cov", law], capsys)[1])["risk"]
-        assert [row["mse"] for row in rows] == pytest.approx([error, error])
-    code, _, err = run([*asked, "--task-cov", "none.csv"], capsys)
-    assert code == 2
-    assert "task_cov: expected scaled, identity or a file" in err
-    (tmp_path / "w.csv").write_text("1\n", "utf-8")
-    code, _, err = run([*asked, "--task-cov", str(tmp_path / "w.csv")], capsys)
-    assert code == 2
-    assert "task_cov: expected a 2 x 2 matrix" in err
-
-
-def test_flows_in_time_stay_below_their_bound(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked = [
-        "icl",
-        "flow",
-        *SMALL,
-        *PAPER,
-        "--lengths",
-        "20",
-        "--trajectory",
-        "--until",
-        "2",
-        "--points",
-        "6",
-    ]
-    code, text, _ = run(
-        [*asked, "--out", str(tmp_path / "run"), "--figures", "svg", "--json"], capsys
-    )
-    found = json.loads(text)
-    assert code == 0
-    assert (tmp_path / "run" / "trajectory.svg").exists()
-    later = [row for row in found["apart"] if row["time"] > 0]
-    assert len(later) == 6
-    assert all(
-        row["distance"] <= row["softmax_limit"] + row["linear_limit"] <= row["sharper"]
-        for row in later
-    )
-    assert all(row["sharper"] <= row["bound"] * (1 + 1e-9) for row in later)
-    by_model = {
-        model: [row["mse"] for row in found["trajectory"] if row["model"] == model]
-        for model in ("softmax", "limit")
-    }
-    assert all(a >= b for errors in by_model.values() for a, b in pairwise(errors))
-    assert by_model["softmax"][0] == pytest.approx(by_model["limit"][0], rel=0.2)
-
-
 def test_shortest_prompts_of_theorem_5_2(capsys: pytest.CaptureFixture[str]) -> None:
     """Linear attention, W = I, no noise, Sigma = I: the end of the flow has risk d/2 - d/(2 (1 + (d
     + 1)/L)).
@@ -342,25 +258,3 @@ def test_shortest_prompts_of_theorem_5_2(capsys: pytest.CaptureFixture[str]) -> 
     code, _, err = run(["icl", "length", *SMALL, "--epsilon", "0"], capsys)
     assert code == 2
     assert "epsilon" in err
-
-
-def test_queries_inside_the_prompt_and_of_another_covariance(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    asked = ["icl", "risk", *SMALL, "--lengths", "10", "--json"]
-
-    def errors(*more: str) -> dict[str, float]:
-        return {
-            row["model"]: row["mse"] for row in json.loads(run([*asked, *more], capsys)[1])["risk"]
-        }
-
-    task = LinearTask.isotropic(2)
-    shifted = task.with_queries(LinearTask.kms(2, 0.5).sigma)
-    end = flow_limit(task, start_block(task), 10)
-    assert errors("--query-covariance", "kms:0.5")["linear"] == pytest.approx(
-        2 * risk(shifted, end, 10, "linear").value
-    )
-    assert errors("--query-inside")["linear"] == pytest.approx(
-        2 * risk(task, end, 10, "linear", query_inside=True).value
-    )
-    assert errors("--query-inside")["softmax"] > errors()["softmax"]

@@ -313,7 +313,7 @@ def made_flows(case: tuple[float, str], seed: int) -> Tables:
     places = {"covariance": COVARIANCES, "length": TRAINED, "seed": range(60)}
     flows = grid(**places, model=MODELS)
     lost = (flows["model"] == stuck) & (flows["seed"] % 3 == 0)
-    flows["status"], flows["arrival"] = np.where(lost, "stuck", "ok"), np.where(lost, np.nan, 100.0)
+    flows["status"] = np.where(lost, "stuck", "ok")
     distance = grid(**places, time=(10.0, 1000.0))
     size = distance["length"] ** -falls * rng.uniform(0.8, 1.2, len(distance))
     distance["weights2"] = np.where(distance["time"] == 10.0, 0.1, 1.0) * size

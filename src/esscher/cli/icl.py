@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -60,7 +59,6 @@ Lengths = Annotated[str | None, option(TrainSpec, "lengths", default=LENGTHS)]
 Dim = Annotated[int | None, option(FlowSpec, "dim")]
 Noise = Annotated[float | None, option(FlowSpec, "noise")]
 TaskCov = Annotated[str | None, option(FlowSpec, "task_cov")]
-Alpha = Annotated[float | None, option(FlowSpec, "alpha")]
 Seed = Annotated[int | None, option(FlowSpec, "seed")]
 
 
@@ -72,7 +70,6 @@ def train(
     steps: Annotated[int | None, option(TrainSpec, "steps")] = None,
     batch: Annotated[int | None, option(TrainSpec, "batch")] = None,
     rate: Annotated[float | None, option(TrainSpec, "rate")] = None,
-    optimizer: Annotated[str | None, option(TrainSpec, "optimizer")] = None,
     dim: Dim = None,
     noise: Noise = None,
     task_cov: TaskCov = None,
@@ -87,8 +84,7 @@ def train(
 
     Example: esscher icl train --lengths 10 --steps 20000 --seeds 1
     """
-    flags = given(locals())
-    end_train(_execute(TrainSpec, flags), as_json)
+    end_train(_execute(TrainSpec, locals()), as_json)
 
 
 def end_train(run: Run, as_json: bool) -> None:
@@ -109,13 +105,9 @@ def flow(
     lengths: Annotated[
         str | None, option(FlowSpec, "lengths", default="10,30,100,300,1000,1e4,1e5,1e6")
     ] = None,
-    alpha: Alpha = None,
     dim: Dim = None,
     noise: Noise = None,
     task_cov: TaskCov = None,
-    trajectory: Annotated[bool, option(FlowSpec, "trajectory")] = False,
-    until: Annotated[float | None, option(FlowSpec, "until")] = None,
-    points: Annotated[int | None, option(FlowSpec, "points")] = None,
     seed: Seed = None,
     workers: Workers = 1,
     dask: Dask = None,
@@ -126,35 +118,24 @@ def flow(
     """Where gradient flow ends, against the prompt length: mean squared error of both models and of
     Bayes on L tokens.
 
-    With --trajectory also the way there: both flows in time, how far apart they are, and the bound
-    of Lemma E.1.
-
     Example: esscher icl flow --lengths 10,1000,1e6
     """
-    flags = given(locals())
     as_formats(figures)  # a mistake is told before anything is computed
-    end_flow(_execute(FlowSpec, flags), as_json, figures)
+    end_flow(_execute(FlowSpec, locals()), as_json, figures)
 
 
 def end_flow(run: Run, as_json: bool, figures: str = FIGURES) -> None:
-    """Draw and show the ends of the flows, and their way where it was asked for."""
-    from esscher.report.icl import risk_chart, save_charts, time_charts
+    """Draw and show the ends of the flows."""
+    from esscher.report.icl import risk_chart, save_charts
 
-    final, noise, files = run.table("final"), float(run.spec["noise"]), {}
-    above = final.assign(mse=final["mse"] - noise).groupby("covariance", sort=False)
+    final = run.table("final")
+    above = final.assign(mse=final["mse"] - float(run.spec["noise"])).groupby("covariance")
     error = "mean squared error above the noise"
-    files["flow"] = [risk_chart(str(name), error, flow=own) for name, own in above]
-    tables = {"final": final}
-    if run.spec.get("trajectory"):
-        trajectory, apart = run.table("trajectory"), run.table("apart")
-        files["trajectory"] = time_charts(trajectory, apart, run.columns("apart"))
-        tables |= ({"trajectory": trajectory} if as_json else {}) | {"apart": apart}
-    paths = {run.path / f"{name}.{kind}": name for name in files for kind in as_formats(figures)}
-    for path, name in paths.items():
-        save_charts(files[name], path)
-    _show(run, tables, as_json)
-    for path in paths:
-        log(f"figure: {path}")
+    charts = [risk_chart(str(name), error, flow=own) for name, own in above]
+    _show(run, {"final": final}, as_json)
+    for kind in as_formats(figures):
+        save_charts(charts, run.path / f"flow.{kind}")
+        log(f"figure: {run.path / f'flow.{kind}'}")
 
 
 @icl.command("risk")
@@ -167,50 +148,34 @@ def show_risk(
     dim: Dim = None,
     noise: Noise = None,
     task_cov: TaskCov = None,
-    query_inside: Annotated[bool, option(RiskFlags, "query_inside")] = False,
-    query_covariance: Annotated[str | None, option(RiskFlags, "query_covariance")] = None,
-    key_query: Annotated[
-        float | None,
-        typer.Option(
-            help="Without a run: U11 is this times I; by default the end of each model's own flow."
-        ),
-    ] = None,
-    value: Annotated[
-        float, typer.Option(help="Without a run: the value v of the block form.")
-    ] = 1.0,
     as_json: Json = False,
 ) -> None:
-    """Exact mean squared errors: of the models a training run left, beside the flow; or of the
-    block form of Assumption 5.1.
+    """Exact mean squared errors: of the models a training run left, beside the flow; or, in parts,
+    where the flow of each model ends.
 
-    Example: esscher icl risk --lengths 10,1e6 --key-query 0.5 --value 1.5
+    Example: esscher icl risk --lengths 10,1e6
     """
-    flags = given(locals())
-    if run is not None:
-        return _show(None, _trained(_training_run(run)), as_json)
-    if not math.isfinite(value):
-        raise ValueError(f"--value: expected a finite number, got {value}")
+    flags = given(locals(), RiskFlags)
     import pandas as pd
-    import torch
 
     from esscher.icl.exact import decompose
     from esscher.icl.flow import final_parameters, start_block
-    from esscher.icl.layer import KINDS, Block
-    from esscher.icl.tasks import as_task
+    from esscher.icl.layer import KINDS
+    from esscher.icl.stability import flow_ends, trained_risks
 
-    asked = RiskFlags.model_validate(given(flags, RiskFlags))
+    if run is not None:
+        stored = _training_run(run)
+        final, spec = _final(stored), TrainSpec.read(stored.spec)
+        trained = trained_risks(spec, final, flow_ends(spec, final))
+        return _show(None, {"trained": trained}, as_json)
+    asked = RiskFlags.model_validate(flags)
     rows = []
     for name in asked.covariances:
-        law = (name, asked.dim, asked.noise, asked.task_cov)
-        trained, task = as_task(*law), as_task(*law, asked.query_covariance)
+        task = asked.task(name)
         for length in asked.lengths:
             for kind in KINDS:
-                if key_query is None:
-                    block = final_parameters(trained, start_block(trained), length, kind)
-                else:
-                    eye = torch.eye(asked.dim, dtype=torch.float64)
-                    block = Block((key_query * eye).tolist(), value)
-                parts = decompose(task, block, length, kind, None, asked.query_inside)
+                end = final_parameters(task, start_block(task), length, kind)
+                parts = decompose(task, end, length, kind)
                 row = {"covariance": name, "length": length, "model": kind, "mse": 2 * parts.total}
                 row |= {"noise": 2 * parts.noise, "approximation": 2 * parts.approximation}
                 rows.append(row | {"bias": 2 * parts.bias, "variance": 2 * parts.variance})
@@ -224,7 +189,6 @@ def length(
     dim: Dim = None,
     noise: Noise = None,
     task_cov: TaskCov = None,
-    alpha: Alpha = None,
     as_json: Json = False,
 ) -> None:
     """L(epsilon) of Theorem 5.2: the shortest prompts on which gradient flow ends within epsilon of
@@ -232,23 +196,19 @@ def length(
 
     Example: esscher icl length --epsilon .1,.01 --task-cov identity --noise 0
     """
-    flags = given(locals())
+    asked = LengthFlags.model_validate(given(locals(), LengthFlags))
     import pandas as pd
 
-    from esscher.icl.flow import prompt_length_for, start_block
+    from esscher.icl.flow import prompt_length_for
     from esscher.icl.layer import KINDS
-    from esscher.icl.tasks import as_task
 
-    asked = LengthFlags.model_validate(given(flags, LengthFlags))
-    rows = []
-    for name in asked.covariances:
-        task = as_task(name, asked.dim, asked.noise, asked.task_cov)
-        start = start_block(task, asked.alpha)
-        for goal in asked.epsilon:
-            for kind in KINDS:
-                found = prompt_length_for(task, goal, kind, start)
-                row = {"covariance": name, "model": kind, "epsilon": goal, "length": found}
-                rows.append(row)
+    rows = [
+        {"covariance": name, "model": kind, "epsilon": goal}
+        | {"length": prompt_length_for(asked.task(name), goal, kind)}
+        for name in asked.covariances
+        for goal in asked.epsilon
+        for kind in KINDS
+    ]
     _show(None, {"shortest prompts": pd.DataFrame(rows)}, as_json)
 
 
@@ -275,8 +235,7 @@ def concentration(
 
     Example: esscher icl concentration --lengths 10,100,1000 --covariance isotropic
     """
-    flags = given(locals())
-    end_concentration(_execute(ConcentrationSpec, flags), as_json)
+    end_concentration(_execute(ConcentrationSpec, locals()), as_json)
 
 
 def end_concentration(run: Run, as_json: bool) -> None:
@@ -390,8 +349,7 @@ def stability(
 
     Example: esscher icl stability --starts 10 --lengths 10,100
     """
-    flags = given(locals())
-    end_stability(_execute(StabilitySpec, flags), as_json)
+    end_stability(_execute(StabilitySpec, locals()), as_json)
 
 
 def end_stability(run: Run, as_json: bool) -> None:
@@ -443,21 +401,8 @@ def _final(run: Run, flow: pd.DataFrame | None = None) -> pd.DataFrame:
     from esscher.icl.stability import flow_ends, judged
 
     final = _table(run, "final")
-    ends = flow_ends(final, *_law(run)) if flow is None else flow
+    ends = flow_ends(TrainSpec.read(run.spec), final) if flow is None else flow
     return judged(final, _table(run, "curve"), ends)
-
-
-def _law(run: Run) -> tuple[Any, ...]:
-    return run.spec["dim"], run.spec["noise"], run.spec.get("task_cov", "scaled")
-
-
-def _trained(run: Run) -> dict[str, pd.DataFrame]:
-    """Exact errors of trained models, and the flow's beside them."""
-    from esscher.icl.stability import compare_with_flow, flow_ends, trained_risks
-
-    trained = trained_risks(_final(run), _table(run, "path"), *_law(run))
-    compared = compare_with_flow(trained, flow_ends(trained, *_law(run)))
-    return {"trained": trained, "beside the flow": compared}
 
 
 def _show(run: Run | None, tables: dict[str, pd.DataFrame], as_json: bool) -> None:

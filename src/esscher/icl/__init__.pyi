@@ -33,4 +33,4 @@ from .tasks import (
     Prompts as Prompts,
     Task as Task,
 )
-from .training import huber as huber, sampled_risk as sampled_risk
+from .training import sampled_risk as sampled_risk

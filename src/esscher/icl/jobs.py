@@ -4,7 +4,6 @@ columns of their tables.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,11 +22,11 @@ from esscher.icl.concentration import (
     risk_gradient_errors,
 )
 from esscher.icl.exact import bayes_risk, risk
-from esscher.icl.flow import final_parameters, flow_bound, flow_times, gradient_flow, start_block
-from esscher.icl.layer import KINDS, OVKQ, Block, default_weights
+from esscher.icl.flow import final_parameters, start_block
+from esscher.icl.layer import KINDS, OVKQ, default_weights
+from esscher.icl.quadrature import product_rule
 from esscher.icl.specs import ConcentrationSpec, FlowSpec, StabilitySpec, TrainSpec
-from esscher.icl.stability import apart, flow_end, pair_flows, summary, verdict
-from esscher.icl.tasks import LinearTask, as_task
+from esscher.icl.stability import ABOVE, apart, flow_end, pair_flows, verdict
 from esscher.icl.training import train
 from esscher.runs import Job, Shard, Unit
 from esscher.runs.columns import Column
@@ -54,32 +53,17 @@ WORDS = {
         "Mean loss of the batches since the last record; at the end, the last.",
     ),
     "distance2": ("log", "squared distance", "Squared distance of the two models' parameters."),
-    "values": (
-        "list",
-        "parameters",
-        "U without its last column and the last row of OV, row by row.",
-    ),
     "advice": ("word", "advice", "What happened to a model that diverged, and what helps."),
     "O": ("list", "O", "Output map, flattened."),
     "V": ("list", "V", "Value map, flattened."),
     "K": ("list", "K", "Key map, flattened."),
     "Q": ("list", "Q", "Query map, flattened."),
     "time": ("log", "time", "Time of the gradient flow: twice the rate of SGD times its steps."),
-    "gradient": ("log", "norm of the gradient", "Norm of the gradient of the risk in U11 and v."),
-    "v": ("linear", "v", "Value of the block form."),
-    "U11": ("list", "U11", "Score matrix of the block form, row by row."),
-    "distance": ("log", "softmax to linear", "Distance of softmax to linear attention's weights."),
-    "softmax_limit": ("log", "softmax to the limit", "Distance to the flow on infinite prompts."),
-    "linear_limit": ("log", "linear to the limit", "Distance to the flow on infinite prompts."),
-    "bound": ("log", "Lemma E.1", "Bound of Lemma E.1: g2 t exp(beta t) of both flows, added."),
-    "sharper": ("log", "sharper bound", "The same with the most negative curvature for beta."),
     "end": ("log", "end of the block form", "Error where the flow of the block form ends."),
-    "arrival": ("log", "arrival", "Time from which on the error is within 5 % of the end."),
     "weights2": ("log", "distance of the weights", "Squared distance between (o, V, K, Q)."),
-    "modulo2": ("log", "distance modulo scale", "The same, least over linear attention's scale."),
     "product2": ("log", "distance of the products", "Squared distance of value times score maps."),
     "starts": ("int", "starts", "First weights, the same for both models."),
-    "p": ("log", "p", "Exact two-sided sign test; of single settings, Holm's correction."),
+    "p": ("log", "p", "Exact two-sided sign test over the starts that differ."),
     "against": ("words", "against", "linear attention on the same prompt, or the limit of both."),
     "metric": ("words", "difference of", "The output, its gradients, or those of loss and risk."),
     "repeat": ("int", "repeat", "Number of the group of prompts."),
@@ -103,7 +87,6 @@ WORDS = {
         kind: ("float", f"{kind} stuck", "Share of starts that are stuck after training."),
         f"{kind}_low": ("float", f"{kind}, low", "End of its 95 % interval."),
         f"{kind}_high": ("float", f"{kind}, high", "End of its 95 % interval."),
-        f"{kind}_never": ("float", f"{kind}, never", "Share of starts that never arrive."),
         f"only_{kind}": ("int", f"{kind} alone", f"Starts stuck more often for {kind} attention."),
     }.items()
 }
@@ -126,27 +109,20 @@ def _declared(tables: dict[str, str]) -> dict[str, tuple[Column, ...]]:
 
 
 STARTED = "covariance length seed"
-SHARES = "softmax softmax_low softmax_high softmax_never linear linear_low linear_high linear_never"
+SHARES = "softmax softmax_low softmax_high linear linear_low linear_high"
 TRAINED = _declared(
     {
         "curve": f"step model loss mse stderr {STARTED}",
         "distance": f"step distance2 {STARTED}",
-        "path": f"step model values {STARTED}",
         "final": f"model mse stderr status step loss advice O V K Q {STARTED}",
     }
 )
 FLOWED = _declared({"final": "covariance length model mse stderr"})
-IN_TIME = _declared(
-    {
-        "trajectory": "covariance length model time mse gradient v U11",
-        "apart": "covariance length time distance softmax_limit linear_limit bound sharper",
-    }
-)
 STARTS = _declared(
     {
-        "flows": f"{STARTED} model status mse end arrival",
-        "distance": f"{STARTED} time weights2 modulo2 product2",
-        "verdict": f"covariance length starts {SHARES} only_softmax only_linear p",
+        "flows": f"{STARTED} model status mse end",
+        "distance": f"{STARTED} time weights2 product2",
+        "verdict": f"covariance length starts only_softmax only_linear {SHARES} p",
     }
 )
 CONCENTRATED = _declared(
@@ -161,14 +137,10 @@ CONCENTRATED = _declared(
 )
 
 
-def _task(spec: Spec, covariance: str) -> LinearTask:
-    return as_task(covariance, spec.dim, spec.noise, spec.task_cov)
-
-
 def _units(spec: Spec, name: str = "length") -> list[Unit]:
     """Every covariance and length, short prompts first: they take the least time."""
     for covariance in spec.covariances:
-        _task(spec, covariance)  # a mistake is told before anything is computed
+        spec.task(covariance)  # a mistake is told before anything is computed
     return [
         {"covariance": covariance, name: length}
         for length in spec.lengths
@@ -198,11 +170,10 @@ def _train_unit(spec: TrainSpec, unit: Unit) -> dict[str, Any]:
     share them.
     """
     training = train(
-        _task(spec, unit["covariance"]),
+        spec.task(unit["covariance"]),
         unit["length"],
         spec.model_copy(update={"seed": spec.seed + unit["seed"]}),
         prompt_seed=spec.unit_seed(unit),
-        raise_on_divergence=False,
         progress=lambda done, of: advance(done / of),
     )
     return {name: getattr(training, name).assign(**unit) for name in TRAINED}
@@ -212,45 +183,15 @@ def _flow_unit(spec: FlowSpec, unit: Unit) -> dict[str, Any]:
     """Mean squared error (twice the risk) at the end of the flow of each model, and of the best
     predictor on L tokens.
     """
-    task, length = _task(spec, unit["covariance"]), unit["length"]
-    start, rows = start_block(task, spec.alpha), []
+    task, length = spec.task(unit["covariance"]), unit["length"]
+    start, rows = start_block(task), []
     for kind in KINDS:
         found = risk(task, final_parameters(task, start, length, kind), length, kind)
         rows.append({"model": kind, "mse": 2 * found.value, "stderr": 0.0})
     generator = torch.Generator().manual_seed(spec.unit_seed(unit))
     bayes = bayes_risk(task, length, spec.draws, generator)
     rows.append({"model": "bayes", "mse": 2 * bayes.value, "stderr": 2 * bayes.error})
-    tables: dict[str, Any] = {"final": rows}
-    if spec.trajectory:
-        tables |= _in_time(task, start, length, flow_times(spec.until, spec.points))
-    return {name: [unit | row for row in table] for name, table in tables.items()}
-
-
-def _in_time(task: LinearTask, start: Block, length: int, times: Any) -> dict[str, Any]:
-    """Rows of ``trajectory``, a time and a model each, and of ``apart``, a time each.
-
-    Lemma E.1 of [S] bounds the distance of either flow to that on infinitely many tokens, which is
-    one flow for both, so the sum of the two bounds is one on the distance between them.
-    """
-    flows = {kind: gradient_flow(task, start, length, kind, times) for kind in KINDS}
-    infinite = gradient_flow(task, start, math.inf, times=times)
-    soft, linear = (flow_bound(task, flows[kind], infinite) for kind in KINDS)
-    rows = []
-    for kind, flow in [*flows.items(), ("limit", infinite)]:
-        for i, time in enumerate(times):
-            at = flow.at(i)
-            row = {"model": kind, "time": float(time), "mse": 2 * float(flow.risks[i])}
-            row |= {"gradient": float(flow.gradients[i]), "v": float(at.v)}
-            rows.append(row | {"U11": at.U11.flatten().tolist()})
-    distances = {
-        "time": times,
-        "distance": flows["softmax"].distance(flows["linear"]),
-        "softmax_limit": soft.distance,
-        "linear_limit": linear.distance,
-        "bound": soft.bound + linear.bound,
-        "sharper": soft.sharper + linear.sharper,
-    }
-    return {"trajectory": rows, "apart": pd.DataFrame(distances).to_dict("records")}
+    return {"final": [unit | row for row in rows]}
 
 
 def _stability_units(spec: StabilitySpec) -> list[Unit]:
@@ -265,23 +206,26 @@ def _stability_units(spec: StabilitySpec) -> list[Unit]:
 
 def _stability_unit(spec: StabilitySpec, unit: Unit) -> dict[str, Any]:
     """Flow both models from each start of the unit."""
-    task, length = _task(spec, unit["covariance"]), unit["length"]
+    task, length = spec.task(unit["covariance"]), unit["length"]
     grid = np.geomspace(FIRST * spec.training, spec.until, spec.times - 1)
     times = np.union1d(grid, [0.0, spec.training])
     trained = int(np.searchsorted(times, spec.training))
     last = min(unit["first"] + spec.block, spec.starts)
+    ends = {kind: flow_end(task, length, kind) for kind in KINDS}
+    exact = product_rule(task.dim, 2)
     tables: dict[str, list[Any]] = {"flows": [], "distance": []}
     for start in range(unit["first"], last):
         own = {"covariance": unit["covariance"], "length": length, "seed": start}
         flows = pair_flows(task, length, spec.seed + start, times)
         for kind, flow in flows.items():
-            end = flow_end(unit["covariance"], spec.dim, spec.noise, length, kind, spec.task_cov)
-            found = summary(task, length, kind, flow, trained, end)
-            tables["flows"].append(own | {"model": kind} | found)
+            mse = 2 * risk(task, flow.at(trained), length, kind, exact).value
+            status = "ok" if mse <= (1 + ABOVE) * ends[kind] else "stuck"
+            row = {"model": kind, "status": status, "mse": mse, "end": ends[kind]}
+            tables["flows"].append(own | row)
         for i, time in enumerate(times):
-            plain, modulo, product = apart(*(flow.at(i) for flow in flows.values()))
-            row = {"weights2": plain, "modulo2": modulo, "product2": product}
-            tables["distance"].append(own | {"time": float(time)} | row)
+            weights, product = apart(*(flow.at(i) for flow in flows.values()))
+            row = {"time": float(time), "weights2": weights, "product2": product}
+            tables["distance"].append(own | row)
         advance((start + 1 - unit["first"]) / (last - unit["first"]))
     return tables
 
@@ -302,7 +246,7 @@ def _first_weights(spec: ConcentrationSpec) -> OVKQ:
 
 def _concentration_unit(spec: ConcentrationSpec, unit: Unit) -> dict[str, Any]:
     """Mean squares of each repeat, and the exact difference of the risks' gradients."""
-    task, weights, n = _task(spec, unit["covariance"]), _first_weights(spec), unit["n"]
+    task, weights, n = spec.task(unit["covariance"]), _first_weights(spec), unit["n"]
     squared = prompt_errors(task, weights, n, spec.repeats * spec.prompts, spec.unit_seed(unit))
     means = squared.reshape(spec.repeats, spec.prompts, 2, len(METRICS)).mean(axis=1)
     rows = [
@@ -352,7 +296,7 @@ def _concentration_tables(spec: ConcentrationSpec, shards: Sequence[Shard]) -> d
         append(dict(zip(keys, (*key, "risk_gradient"), strict=True)), curve)
     weights, lengths = _first_weights(spec), sorted(spec.lengths)
     limits = [
-        bounds(_task(spec, name), weights, lengths, spec.seed).assign(covariance=name)
+        bounds(spec.task(name), weights, lengths, spec.seed).assign(covariance=name)
         for name in spec.covariances
     ]
     return {
@@ -366,13 +310,7 @@ def _concentration_tables(spec: ConcentrationSpec, shards: Sequence[Shard]) -> d
 
 
 TRAIN = Job("icl-train", TrainSpec, _train_units, _train_unit, columns=lambda _: TRAINED)
-FLOW = Job(
-    "icl-flow",
-    FlowSpec,
-    _units,
-    _flow_unit,
-    columns=lambda spec: FLOWED | (IN_TIME if spec.trajectory else {}),
-)
+FLOW = Job("icl-flow", FlowSpec, _units, _flow_unit, columns=lambda _: FLOWED)
 STABILITY = Job(
     "icl-stability",
     StabilitySpec,

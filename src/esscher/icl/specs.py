@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
 
 from esscher.errors.montecarlo.spec import read_ladder
 from esscher.runs import RunSpec, register
 from esscher.runs.spec import Plain
 
+if TYPE_CHECKING:
+    from esscher.icl.tasks import LinearTask
+
 ISOTROPIC, KMS = "isotropic", "kms:0.5"
-NAMED = ("scaled", "identity")
-
-
-def read_task_cov(value: Any) -> Any:
-    """W as a name or a matrix; a file, with a row of numbers a line, is read, so that a spec does
-    not depend on it.
-    """
-    if not isinstance(value, str) or value in NAMED:
-        return value
-    try:
-        lines = Path(value).read_text("utf-8").replace(",", " ").splitlines()
-        return tuple(tuple(map(float, line.split())) for line in lines if line.strip())
-    except (OSError, ValueError) as cause:
-        expected = f"expected {', '.join(NAMED)} or a file with a row of numbers a line"
-        raise ValueError(f"task_cov: {expected}, got {value!r}: {cause}") from cause
 
 
 def _split(separator: str | None) -> BeforeValidator:
@@ -35,15 +22,13 @@ def _split(separator: str | None) -> BeforeValidator:
     return BeforeValidator(lambda text: text.split(separator) if isinstance(text, str) else text)
 
 
-Covariances = Annotated[tuple[str, ...], _split(None)]
+Covariances = Annotated[
+    tuple[str, ...], _split(None), AfterValidator(lambda names: tuple(dict.fromkeys(names)))
+]
 Lengths = Annotated[
     tuple[int, ...],
     BeforeValidator(lambda value: read_ladder(value, "lengths")),
     Field(description="prompt lengths: 10,100,1000 or 10:1e4:7"),
-]
-Alpha = Annotated[
-    Annotated[float, Field(gt=0)] | None,
-    Field(description="size of the first weights; by default half of Theorem 5.2's limit"),
 ]
 
 
@@ -57,27 +42,21 @@ class _Task(BaseModel):
     )
     dim: int = Field(default=5, ge=1, le=4096, description="dimension of the covariates")
     noise: float = Field(default=0.1, ge=0, description="variance of the label noise")
-    task_cov: Annotated[
-        str | tuple[tuple[float, ...], ...],
-        BeforeValidator(read_task_cov),
-        Field(
-            description=(
-                "of the tasks w: scaled (I/d), identity, or a file with a row of numbers a line"
-            )
-        ),
-    ] = "scaled"
+    task_cov: Literal["scaled", "identity"] = Field(
+        default="scaled", description="covariance of the tasks w: scaled (I/d) or identity"
+    )
+
+    def task(self, covariance: str) -> LinearTask:
+        """The task with one of the covariances."""
+        from esscher.icl.tasks import as_task
+
+        return as_task(covariance, self.dim, self.noise, self.task_cov)
 
 
 class RiskFlags(_Task, Plain):
-    """A task and the prompts on which a layer is judged."""
+    """Tasks and prompts on which the ends of the flow are judged."""
 
     lengths: Lengths = (10, 100, 1000)
-    query_inside: bool = Field(
-        default=False, description="put the query's own token into its prompt"
-    )
-    query_covariance: str | None = Field(
-        default=None, description="of the query, where it is not that of the prompt"
-    )
 
 
 class LengthFlags(_Task, Plain):
@@ -88,7 +67,6 @@ class LengthFlags(_Task, Plain):
         min_length=1,
         description="excess risks, half mean squared errors, separated by commas",
     )
-    alpha: Alpha = None
 
 
 class TrainSpec(_Task, RunSpec):
@@ -102,7 +80,6 @@ class TrainSpec(_Task, RunSpec):
     steps: int = Field(default=500_000, ge=1, le=10**9, description="steps of training")
     batch: int = Field(default=128, ge=1, le=1 << 20, description="prompts in a step")
     rate: float = Field(default=1e-3, gt=0, description="learning rate")
-    optimizer: Literal["sgd", "adam"] = Field(default="sgd", description="optimizer: sgd or adam")
     records: int = Field(
         default=200, ge=1, le=10**6, description="steps at which training is recorded, about"
     )
@@ -116,24 +93,12 @@ class TrainSpec(_Task, RunSpec):
         default=1e4, gt=0, description="a batch whose loss is not below this stops its model"
     )
 
-    @field_validator("covariances")
-    @classmethod
-    def _named(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(value))
-
 
 class FlowSpec(_Task, RunSpec):
     """What ``esscher icl flow`` runs. The flow starts where Theorem 5.2 of [S] does."""
 
     job: Literal["icl-flow"] = "icl-flow"
     lengths: Lengths = (10, 30, 100, 300, 1000, 10_000, 100_000, 1_000_000)
-    alpha: Alpha = None
-    trajectory: bool = Field(
-        default=False,
-        description="also the flows in time, with their distances and Lemma E.1's bound",
-    )
-    until: float = Field(default=100.0, gt=0, description="time at which the flows in time end")
-    points: int = Field(default=24, ge=2, le=10**4, description="times at which they are recorded")
     draws: int = Field(
         default=4000, ge=2, le=10**9, description="prompts that sample the best predictor's error"
     )
@@ -225,7 +190,7 @@ def choose_figures(names: str | None) -> list[IclFigure]:
         return list(FIGURES.values())
     chosen = []
     for name in names.split(","):
-        key = f"fig{name.strip().lower().removeprefix('figure').removeprefix('fig')}"
+        key = f"fig{name.strip().removeprefix('fig')}"
         if key not in FIGURES:
             raise ValueError(f"figure: expected some of {', '.join(FIGURES)}, got {name.strip()!r}")
         chosen.append(FIGURES[key])

@@ -19,31 +19,27 @@ from esscher.measures.matrices import check_covariance
 
 @dataclass(frozen=True, eq=False)
 class Prompts:
-    """B prompts of L tokens z = (x, y), each with a query and the query's label.
-
-    Labels are numbers, or vectors along a last axis of k numbers [S, section 4]. ``w``: the tasks,
+    """B prompts of L tokens z = (x, y), each with a query and the query's label. ``w``: the tasks,
     of prompts of a ``LinearTask``.
     """
 
     tokens: Float[Tensor, "B L e"]
     query: Float[Tensor, "B d"]
-    target: Float[Tensor, B * k]
+    target: Float[Tensor, " B"]
     w: Float[Tensor, "B d"] | None = None
 
     @property
     def x(self) -> Float[Tensor, "B L d"]:
-        return self.tokens[..., : self.query.shape[-1]]
+        return self.tokens[..., :-1]
 
     @property
-    def y(self) -> Float[Tensor, "B L *k"]:
-        labels = self.tokens[..., self.query.shape[-1] :]
-        return labels[..., 0] if self.target.ndim == 1 else labels
+    def y(self) -> Float[Tensor, "B L"]:
+        return self.tokens[..., -1]
 
     @property
     def query_token(self) -> Float[Tensor, "B e"]:
         """(x_q, 0): the query with its label masked."""
-        labels = self.tokens.shape[-1] - self.query.shape[-1]
-        return torch.nn.functional.pad(self.query, (0, labels))
+        return torch.nn.functional.pad(self.query, (0, 1))
 
     def part(self, first: int, last: int) -> Prompts:
         """The prompts from ``first`` to before ``last``."""
@@ -136,11 +132,10 @@ class LinearTask:
 
 
 class CovariateTask:
-    """Regression on covariates of any law: y_i = link(<w_i, x>) + N(0, noise), w_i ~ N(0, W).
+    """Regression on covariates of any law: y = link(<w, x>) + N(0, noise), w ~ N(0, W).
 
-    ``link`` is a function of a tensor, the identity unless given; ``labels`` is the number k of
-    labels per token, each with its own w_i [S, section 4]. Where tokens are not Gaussian given w,
-    the infinite-prompt limits of softmax and linear attention differ.
+    ``link`` is a function of a tensor, the identity unless given. Where tokens are not Gaussian
+    given w, the infinite-prompt limits of softmax and linear attention differ.
     """
 
     def __init__(
@@ -149,56 +144,33 @@ class CovariateTask:
         task_cov: Any = None,
         noise: Any = 0.1,
         link: Callable[[Tensor], Tensor] | None = None,
-        labels: Any = 1,
     ) -> None:
         self.covariates, self.dim = covariates, covariates.dim
         self.task_cov, self.task_root = _task_law(task_cov, self.dim)
-        self.noise, self.link, self.labels = _variance(noise), link, as_count(labels, "labels")
+        self.noise, self.link = _variance(noise), link
 
     def sample(self, batch: Any, length: Any, generator: torch.Generator | None = None) -> Prompts:
         """``batch`` prompts of ``length`` tokens, each with its own w; the query's label is noisy
         too.
         """
         B, L = as_count(batch, "batch"), as_count(length, "length")
-        shape = (B, self.labels, self.dim)
-        w = torch.randn(shape, dtype=torch.float64, generator=generator) @ self.task_root.mT
+        w = torch.randn(B, 1, self.dim, dtype=torch.float64, generator=generator)
+        w = w @ self.task_root.mT
         x = self.covariates.sample(B * (L + 1), generator).double().reshape(B, L + 1, self.dim)
         y = x @ w.mT
         y = y if self.link is None else self.link(y)
         noise = torch.randn(y.shape, dtype=torch.float64, generator=generator)
         y = y + self.noise**0.5 * noise
-        target = y[:, -1, 0] if self.labels == 1 else y[:, -1]
-        return Prompts(torch.cat([x, y], dim=-1)[:, :-1], x[:, -1], target)
+        return Prompts(torch.cat([x, y], dim=-1)[:, :-1], x[:, -1], y[:, -1, 0])
 
 
-TASK_LAWS: dict[str, Callable[[int], Tensor]] = {
-    # the experiments of [S], appendix A.1
-    "scaled": lambda dim: torch.eye(dim, dtype=torch.float64) / dim,
-    "identity": lambda dim: torch.eye(dim, dtype=torch.float64),  # its theory, equation (11)
-}
-
-
-def as_task(
-    covariance: str,
-    dim: int,
-    noise: float = 0.1,
-    task_cov: Any = None,
-    query_covariance: str | None = None,
-) -> LinearTask:
+def as_task(covariance: str, dim: int, noise: float = 0.1, task_cov: str = "scaled") -> LinearTask:
     """The task of a covariance given in words: isotropic, kms:RHO (rho^|i-j|) or diag:A,B,...
 
-    ``task_cov``: W, as a matrix or one of ``TASK_LAWS``; I/d unless given. ``query_covariance``: of
-    the query, in words, where it differs.
+    ``task_cov``: "scaled" is W = I/d of the experiments of [S], appendix A.1; "identity" is W = I
+    of its theory, equation (11).
     """
-    if isinstance(task_cov, str) and task_cov not in TASK_LAWS:
-        raise ValueError(f"task_cov: expected {', '.join(TASK_LAWS)} or a matrix, got {task_cov!r}")
-    law = TASK_LAWS[task_cov](dim) if isinstance(task_cov, str) else task_cov
-    query = None if query_covariance is None else _in_words(query_covariance, dim)
-    return LinearTask(_in_words(covariance, dim), law, noise, query)
-
-
-def _in_words(covariance: str, dim: int) -> Tensor:
-    """A covariance given in words."""
+    W = torch.eye(dim, dtype=torch.float64) if task_cov == "identity" else None
     name, _, numbers = covariance.partition(":")
     try:
         values = [float(number) for number in numbers.split(",")] if numbers else []
@@ -207,11 +179,11 @@ def _in_words(covariance: str, dim: int) -> Tensor:
             f"covariance: expected numbers after the colon, got {covariance!r}"
         ) from cause
     if name == "isotropic" and not values:
-        return LinearTask.isotropic(dim).sigma
+        return LinearTask.isotropic(dim, W, noise)
     if name == "kms" and len(values) <= 1:
-        return LinearTask.kms(dim, *values).sigma
+        return LinearTask.kms(dim, values[0] if values else 0.5, W, noise)
     if name == "diag" and len(values) == dim:
-        return torch.diag(torch.tensor(values, dtype=torch.float64))
+        return LinearTask(torch.diag(torch.tensor(values, dtype=torch.float64)), W, noise)
     raise ValueError(
         f"covariance: expected isotropic, kms:RHO or diag: with {dim} numbers, got {covariance!r}"
     )
@@ -229,7 +201,8 @@ def _variance(noise: Any) -> float:
 
 def _task_law(task_cov: Any, dim: int) -> tuple[Tensor, Tensor]:
     """W, which is I/d unless given, and a root of it."""
-    return _covariance(TASK_LAWS["scaled"](dim) if task_cov is None else task_cov, dim, "task_cov")
+    scaled = torch.eye(dim, dtype=torch.float64) / dim
+    return _covariance(scaled if task_cov is None else task_cov, dim, "task_cov")
 
 
 def _covariance(cov: Any, dim: int, name: str) -> tuple[Tensor, Tensor]:

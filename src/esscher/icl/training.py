@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from esscher.icl.exact import SIMULATION, Risk, acting
+from esscher.icl.exact import SIMULATION, Risk
 from esscher.icl.layer import KINDS, OVKQ, Floats, Parameters, default_weights, predict
 from esscher.icl.specs import TrainSpec
 from esscher.icl.tasks import Prompts, Task
@@ -36,36 +36,18 @@ def sampled_risk(
     prompts: Any = 20_000,
     generator: torch.Generator | None = None,
     query_inside: bool = False,
-    loss: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> Risk:
     """The risk on drawn prompts, with its standard error: for every task, and with the query inside
     the prompt.
-
-    ``loss`` maps predictions and labels to a loss each, half the squared error unless given; [S],
-    section 4, takes any that is 1-smooth in the prediction with no slope at (0, 0), as ``huber``
-    is.
     """
     length, count = as_count(length, "length"), as_count(prompts, "prompts")
     with torch.no_grad():
         losses = [
-            (loss or half_square)(predict(params, part, kind, query_inside), part.target)
+            0.5 * (predict(params, part, kind, query_inside) - part.target) ** 2
             for part in next(batches(task, length, count, 1, generator))
         ]
     each = torch.cat(losses).double()
     return Risk(float(each.mean()), float(each.std() / math.sqrt(each.numel())), SIMULATION)
-
-
-def half_square(predicted: Tensor, label: Tensor) -> Tensor:
-    """|prediction - label|^2 / 2, a number for each prompt."""
-    return 0.5 * ((predicted - label) ** 2).reshape(len(label), -1).sum(dim=-1)
-
-
-def huber(predicted: Tensor, label: Tensor) -> Tensor:
-    """Half the square up to a distance of 1, its tangent beyond: 1-smooth, and its gradient is at
-    most 1.
-    """
-    size = (predicted - label).reshape(len(label), -1).norm(dim=-1)
-    return torch.where(size <= 1.0, 0.5 * size**2, size - 0.5)
 
 
 def batches(
@@ -122,29 +104,14 @@ class Training:
 
     ``curve``: step, model, loss (mean over the batches since the last record), mse and its stderr
     on fresh prompts. ``distance``: step, squared distance between the parameters of the two models.
-    ``path``: step, model, values: [U without its last column, last row of O V] row by row.
     ``final``: a row per model: mse and stderr, status ("ok" or "diverged"), step, loss, advice; O,
     V, K, Q flattened.
     """
 
     curve: pd.DataFrame
     distance: pd.DataFrame
-    path: pd.DataFrame
     final: pd.DataFrame
     parameters: dict[str, OVKQ]
-
-    @property
-    def diverged(self) -> pd.DataFrame:
-        """The rows of ``final`` of models that diverged."""
-        return self.final[self.final["status"] != "ok"]
-
-
-class TrainingDiverged(ValueError):
-    """A model left the bound; ``training`` holds what there is, the other model's included."""
-
-    def __init__(self, training: Training) -> None:
-        self.training = training
-        super().__init__("; ".join(training.diverged["advice"]))
 
 
 def train(
@@ -153,7 +120,6 @@ def train(
     spec: TrainSpec | None = None,
     *,
     prompt_seed: int | None = None,
-    raise_on_divergence: bool = True,
     progress: Callable[[int, int], object] | None = None,
     **changes: Any,
 ) -> Training:
@@ -169,7 +135,6 @@ def train(
     pair = Pair(task, as_count(length, "length"), spec, prompt_seed)
     curve: list[dict[str, Any]] = []
     distance: list[dict[str, Any]] = []
-    path: list[dict[str, Any]] = []
     done = 0
     for stop in record_steps(spec.steps, spec.records):
         losses = pair.advance(stop - done, progress)
@@ -180,9 +145,8 @@ def train(
             if pair.diverged[model] is None:
                 seen = seen[~np.isnan(seen)]
             loss = float(seen.mean()) if seen.size else np.nan
-            row = {"step": done, "model": kind}
-            curve.append(row | {"loss": loss, "mse": mse[model], "stderr": stderr[model]})
-            path.append(row | {"values": acting(pair.parameters(model)).flatten().tolist()})
+            row = {"step": done, "model": kind, "loss": loss}
+            curve.append(row | {"mse": mse[model], "stderr": stderr[model]})
         distance.append({"step": done, "distance2": pair.distance()})
         if None not in pair.diverged:
             break
@@ -201,23 +165,17 @@ def train(
         row |= {"status": "ok" if at is None else "diverged", "step": done if at is None else at}
         row |= {"loss": loss, "advice": advice}
         final.append(row | {name: getattr(weights, name).flatten().tolist() for name in "OVKQ"})
-    training = Training(
-        pd.DataFrame(curve),
-        pd.DataFrame(distance),
-        pd.DataFrame(path),
-        pd.DataFrame(final),
-        {kind: pair.parameters(model) for model, kind in enumerate(KINDS)},
-    )
-    if raise_on_divergence and len(training.diverged):
-        raise TrainingDiverged(training)
-    return training
+    parameters = {kind: pair.parameters(model) for model, kind in enumerate(KINDS)}
+    return Training(pd.DataFrame(curve), pd.DataFrame(distance), pd.DataFrame(final), parameters)
 
 
 class Pair:
-    """Softmax (model 0) and linear attention (model 1) from the same weights on the same prompts.
+    """Softmax (model 0) and linear attention (model 1) from the same weights on the same prompts,
+    by SGD.
 
-    A model whose loss leaves the bound is kept as it was then. ``diverged``: the step at which each
-    model did, None before. Prompts for evaluation come from a generator of their own.
+    A model whose loss leaves the bound is kept as it was then in ``stopped``. ``diverged``: the
+    step at which each model did, None before. Prompts for evaluation come from a generator of their
+    own.
     """
 
     def __init__(
@@ -228,8 +186,6 @@ class Pair:
         self.output = start.O  # only its last row acts and is trained
         parts = (start.O[-1], start.V, start.K, start.Q)
         self.weights = [torch.stack([part, part]) for part in parts]
-        kind: Any = torch.optim.Adam if spec.optimizer == "adam" else torch.optim.SGD
-        self.optimizer = kind(self.weights, lr=spec.rate)
         seed = spec.seed if prompt_seed is None else prompt_seed
         generator = torch.Generator().manual_seed(seed % 2**63)
         self.drawn = batches(task, length, spec.batch, spec.steps, generator)
@@ -245,7 +201,7 @@ class Pair:
         for step in range(steps):
             if None not in self.diverged:
                 break
-            loss = self._slopes(next(self.drawn))
+            loss, slopes = self._slopes(next(self.drawn))
             self.begun += 1
             for model in range(2):
                 if self.diverged[model] is not None:
@@ -254,11 +210,10 @@ class Pair:
                 if not loss[model] <= self.spec.bound:
                     self.diverged[model] = self.begun
                     self.stopped[model] = [part[model].clone() for part in self.weights]
-            for model in self.stopped:
-                for part in self.weights:
-                    part[model] = 0.0
-                    part.grad[model] = 0.0  # type: ignore[index]
-            self.optimizer.step()
+                    for part, slope in zip(self.weights, slopes, strict=True):
+                        part[model] = slope[model] = 0.0  # weights of 0 have no slope: they stay
+            for part, slope in zip(self.weights, slopes, strict=True):
+                part.add_(slope, alpha=-self.spec.rate)
             if progress is not None and (self.begun % 1000 == 0 or step + 1 == steps):
                 progress(self.begun, self.spec.steps)
         return losses
@@ -268,8 +223,8 @@ class Pair:
         theta = prompts.query @ (K.mT @ Q[..., :-1]).mT  # (2, B, e)
         return respond(prompts, theta.transpose(0, 1), (o[:, None] @ V)[:, 0])
 
-    def _slopes(self, batch: Iterable[Prompts]) -> Floats:
-        """Set the gradient of the loss on a batch, and return the two losses.
+    def _slopes(self, batch: Iterable[Prompts]) -> tuple[Floats, list[Tensor]]:
+        """The two losses on a batch, and their gradients in the weights.
 
         With c = V^T o and U = K^T Q: do = V dc, dV = o dc^T, dK = Q dU^T, dQ = K dU.
         """
@@ -282,11 +237,9 @@ class Pair:
             slope = (2.0 / self.spec.batch * error)[..., None]
             by_c += (slope * found.by_value).sum(dim=0)
             by_U += (slope * found.by_theta).permute(1, 2, 0) @ prompts.query
-        o.grad = (V @ by_c[..., None])[..., 0]
-        V.grad = o[..., None] * by_c[:, None]
-        K.grad = Q[..., :-1] @ by_U.mT
-        Q.grad = torch.nn.functional.pad(K @ by_U, (0, 1))
-        return loss
+        by_o, by_V = (V @ by_c[..., None])[..., 0], o[..., None] * by_c[:, None]
+        by_Q = torch.nn.functional.pad(K @ by_U, (0, 1))
+        return loss, [by_o, by_V, Q[..., :-1] @ by_U.mT, by_Q]
 
     @torch.no_grad()
     def evaluate(self, prompts: int) -> tuple[Floats, Floats]:

@@ -1,11 +1,11 @@
-"""In-context learning from stored tables: charts of risks, training, flows in time and
-concentration, which the page of a run shows and figure files draw (Figures 1 to 8 of [S]).
+"""In-context learning from stored tables: charts of risks, training and concentration, which the
+page of a run shows and figure files draw (Figures 1 to 8 of [S]).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from esscher.runs import Run
 
 Chart = dict[str, Any]
 MODELS = {"softmax": 0, "linear": 1, "bayes": 2}  # places in the palette
-DASHES = {"softmax": "solid", "linear": "dashed", "limit": "dotted"}
+DASHES = {"softmax": "solid", "linear": "dashed"}
 LABELS = {
     "output": "output",
     "gradient": "gradient of the loss, one prompt",
@@ -44,9 +44,6 @@ def icl_page(run: Run) -> dict[str, Any]:
     curves, rates = read_table(run, "curves"), read_table(run, "rates")
     if curves is not None and {"n", "rms", "metric", "against", "covariance"} <= set(curves):
         charts += concentration_charts(curves, rates, read_table(run, "bounds"))
-    trajectory, apart = read_table(run, "trajectory"), read_table(run, "apart")
-    if trajectory is not None and apart is not None:
-        charts += time_charts(trajectory, apart, run.columns("apart"))
     noise, dim = run.spec.get("noise"), run.spec.get("dim")
     told = ""
     if isinstance(noise, float) and dim is not None:
@@ -156,30 +153,6 @@ def concentration_charts(curves: Any, rates: Any = None, bounds: Any = None) -> 
         note = f"Proved bounds beyond the picture: {'; '.join(far)}." if far else ""
         title, y = f"Concentration: {LABELS.get(metric, metric)}", "root mean square difference"
         charts.append(_chart(title, PROMPT, y, series, note))
-    return charts
-
-
-def time_charts(trajectory: Any, apart: Any, columns: Mapping[str, Any]) -> list[Chart]:
-    """Two charts for each covariance: mean squared errors of flows in time, and their distances
-    with the bounds of Lemma E.1.
-    """
-    charts = []
-    for covariance, own in trajectory[trajectory["time"] > 0].groupby("covariance", sort=False):
-        errors, distances = [], []
-        lengths = sorted(set(own["length"]))
-        for (length, model), part in own.groupby(["length", "model"], sort=False):
-            style = {"dash": DASHES[model]}
-            label, color = f"{model}, L = {length}", lengths.index(length)
-            errors.append(_series(label, part, "time", "mse", color, **style))
-        drawn = _where(apart[apart["time"] > 0], covariance=covariance)
-        most = HEADROOM * drawn["distance"].max()
-        for color, (length, part) in enumerate(drawn.groupby("length")):
-            for key, dash in (("distance", "solid"), ("sharper", "dashed"), ("bound", "dotted")):
-                label, near = f"{columns[key].label}, L = {length}", part[part[key] <= most]
-                distances.append(_series(label, near, "time", key, color, dash=dash))
-        place = f" ({shortened(str(covariance), 40)})"
-        charts.append(_chart(f"Error in time{place}", "time", "mean squared error", errors))
-        charts.append(_chart(f"Distance in time{place}", "time", "distance", distances))
     return charts
 
 
