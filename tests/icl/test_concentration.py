@@ -14,9 +14,7 @@ from esscher.icl import UV, LinearTask, default_weights, predict
 from esscher.icl.concentration import (
     METRICS,
     bounds,
-    limit_norms,
     prompt_errors,
-    risk_gaps,
     risk_gradient_errors,
 )
 from esscher.icl.layer import OVKQ
@@ -94,45 +92,6 @@ def test_proved_bounds_lie_above_the_measured_errors():
             )
 
 
-def test_norms_of_the_limit_are_those_of_drawn_tasks():
-    """20,000 draws of (w, x_q), the limit and its gradient by autograd's rule written out; 4
-    standard errors.
-    """
-    weights, generator = (
-        default_weights(2, torch.Generator().manual_seed(3)).uv(),
-        torch.Generator().manual_seed(5),
-    )
-    w = torch.randn(20_000, 2, dtype=torch.float64, generator=generator) @ TASK.task_root.T
-    x = torch.randn(20_000, 2, dtype=torch.float64, generator=generator) @ TASK.root.T
-    noise = TASK.noise**0.5 * torch.randn(20_000, dtype=torch.float64, generator=generator)
-    y = (w * x).sum(dim=1) + noise
-    gram = torch.cat([torch.eye(2, dtype=torch.float64).expand(20_000, 2, 2), w[:, None]], dim=1)
-    gamma = gram @ TASK.sigma @ gram.mT
-    gamma[:, -1, -1] += TASK.noise
-    query = torch.cat([x, torch.zeros(20_000, 1, dtype=torch.float64)], dim=1)
-    tilt = query @ weights.U.mT
-    by_r, by_theta = torch.einsum("nij,nj->ni", gamma, tilt), gamma @ weights.V[-1]
-    limit = by_r @ weights.V[-1]
-    gradient = (by_r**2).sum(dim=1) + (by_theta**2).sum(dim=1) * (query**2).sum(dim=1)
-    drawn = (limit**2, limit**4, gradient, y**2, y**4)
-    for norm, power, values in zip(limit_norms(TASK, weights), (2, 4, 2, 2, 4), drawn, strict=True):
-        assert abs(norm**power - float(values.mean())) < 4 * float(values.std()) / 20_000**0.5
-
-
-def test_lemmas_e2_and_e4_lie_above_what_they_bound():
-    weights = default_weights(2, torch.Generator().manual_seed(3))
-    for length in (10, 1000):
-        squared = prompt_errors(TASK, weights, length, 2000, seed=1)[:, 1]
-        error2, gradient2 = (
-            squared[:, 0].mean() ** 0.5,
-            (squared[:, 1] + squared[:, 2]).mean() ** 0.5,
-        )
-        for row in risk_gaps(
-            TASK, weights.uv(), length, error2, (squared[:, 0] ** 2).mean() ** 0.25, gradient2
-        ):
-            assert 0 < row["measured"] < row["mended"]
-
-
 def test_gradients_in_k_and_q_scale_with_the_other_map():
     """10 Q and K / 10 have the same U: the output's gradient in K is 10 times as large, that in Q a
     tenth, the others stay.
@@ -155,7 +114,4 @@ def test_concentration_run(tmp_path: Path):
     assert 0.4 < rates.loc[("output", "linear"), "exponent"] < 0.6
     assert 0.8 < rates.loc[("risk_gradient", "limit"), "exponent"] < 1.1
     assert (rates["low"] <= rates["high"]).all()
-    assert set(run.tables) == {"errors", "exact", "curves", "rates", "risks", "bounds"}
-    risks = run.table("risks")
-    assert (risks["measured"] < risks["mended"]).all()
-    assert set(risks["quantity"]) == {"risk", "gradient"}
+    assert set(run.tables) == {"errors", "exact", "curves", "rates", "bounds"}

@@ -239,10 +239,9 @@ def concentration(
 
 
 def end_concentration(run: Run, as_json: bool) -> None:
-    """Show the fitted rates, and the lemmas beside what they bound."""
+    """Show the fitted rates."""
     shown = ["covariance", "metric", "against", "exponent", "low", "high", "status"]
-    tables = {"rates": run.table("rates")[shown], "Lemmas E.2 and E.4": run.table("risks")}
-    _show(run, tables, as_json)
+    _show(run, {"rates": run.table("rates")[shown]}, as_json)
 
 
 @icl.command()

@@ -1,5 +1,5 @@
 """Distance between softmax attention on L tokens and linear attention, measured and as [S] bounds
-it: Propositions 3.1 and 3.4, Lemmas E.2 and E.4.
+it: Propositions 3.1 and 3.4.
 
 Measured on the same prompts, in mean square: softmax attention on L tokens minus (1/L) linear
 attention on the same tokens ("linear"), or minus the limit of both, attention on infinitely many
@@ -8,7 +8,6 @@ tokens of the same task ("limit"). [S], Figures 1 and 5.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,8 @@ import torch
 from torch import Tensor
 
 from esscher.attention.head import Head
-from esscher.icl.exact import acting, risk, risk_gradient
-from esscher.icl.layer import OVKQ, UV, Floats, flatten, tensors
+from esscher.icl.exact import risk_gradient
+from esscher.icl.layer import OVKQ, Floats, flatten, tensors
 from esscher.icl.quadrature import product_rule
 from esscher.icl.tasks import LinearTask
 from esscher.icl.training import batches, respond
@@ -26,7 +25,6 @@ from esscher.measures.gaussian import Gaussian
 from esscher.measures.matrices import spectral_norm
 from esscher.theory.boursier import averaged, gradients
 from esscher.theory.prediction import Setting
-from esscher.theory.training import lemma_e2_mended, lemma_e2_printed, lemma_e4
 
 METRICS = ("output", "gradient_U", "gradient_V", "gradient", "gradient_K", "gradient_Q")
 AGAINST = ("linear", "limit")
@@ -114,63 +112,3 @@ def token_laws(task: LinearTask, tasks: int, seed: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     w = torch.randn(tasks, task.dim, dtype=torch.float64, generator=generator)
     return list(task.token_covariance(w @ task.task_root.T))
-
-
-def limit_norms(task: LinearTask, uv: UV, rotations: int = 32) -> tuple[float, ...]:
-    """(E T^2)^{1/2}, (E T^4)^{1/4} of the limit T = kappa, (E|grad T|^2)^{1/2} in (U, V), and the
-    label's second and fourth.
-
-    With Gamma_w the tokens' covariance, T = r^T Gamma_w U z_q, grad_r T = Gamma_w U z_q and
-    grad_U T = Gamma_w r z_q^T.
-
-    Cubature over (w, x_q), exact for the second moments and, as a polynomial of degree 4 in x_q,
-    nearly so for the fourth.
-    """
-    joined, rule = torch.from_numpy(acting(uv)), product_rule(task.dim, rotations)
-    w, x = rule.tasks.points @ task.task_root.mT, rule.queries.points @ task.query_root.mT
-    gamma = task.token_covariance(w)
-    value = gamma @ joined[:, -1]  # Gamma_w r, a row for each task
-    tilt = x @ joined[:, :-1].mT
-    limit = value @ tilt.mT
-    moved = torch.einsum("rtij,rqj->rtqi", gamma, tilt)
-    sizes = (value**2).sum(dim=-1)[:, :, None] * (x**2).sum(dim=-1)[:, None, :]
-    gradient = (moved**2).sum(dim=-1) + sizes
-    square, fourth, slope = (
-        float((part @ rule.queries.weights @ rule.tasks.weights).mean())
-        for part in (limit**2, limit**4, gradient)
-    )
-    moved_cov = task.query_sigma @ task.task_cov
-    label2 = float(torch.trace(moved_cov)) + task.noise
-    label4 = 3.0 * (label2**2 + 2.0 * float(torch.trace(moved_cov @ moved_cov)))
-    return square**0.5, fourth**0.25, slope**0.5, label2**0.5, label4**0.25
-
-
-def risk_gaps(
-    task: LinearTask, uv: UV, length: int, error2: float, error4: float, gradient_error2: float
-) -> list[dict[str, Any]]:
-    """Two rows, for the risk and for its gradient: measured, as printed, mended. The errors are
-    those on ``length`` tokens.
-
-    Of Lemma E.4 both are the proof's (28) with root mean squares over tasks; the printed one has
-    its factor 2 sqrt 2.
-    """
-    limit2, limit4, gradient2, label2, label4 = limit_norms(task, uv)
-    gap = abs(risk(task, uv, length).value - risk(task, uv, math.inf).value)
-    own, limit = (flatten(risk_gradient(task, uv, n)[1]) for n in (length, math.inf))
-    apart = float(np.linalg.norm(own - limit))
-    # of Lemma E.4 the printed one has a factor 2 sqrt 2
-    by_gradient = [
-        float(lemma_e4(error2, factor * gradient_error2, label2, limit2, gradient2))
-        for factor in (2.0 * math.sqrt(2.0), 1.0)
-    ]
-    by_risk = [
-        float(lemma_e2_printed(error2, error4, label4, limit4)),
-        float(lemma_e2_mended(error2, label2, limit2)),
-    ]
-    return [
-        {"quantity": quantity, "measured": gap, "printed": printed, "mended": mended}
-        for quantity, gap, (printed, mended) in (
-            ("risk", gap, by_risk),
-            ("gradient", apart, by_gradient),
-        )
-    ]

@@ -137,11 +137,10 @@ def decompose(
     length: Any,
     kind: str = "softmax",
     rule: Rule | None = None,
-    query_inside: bool = False,
 ) -> RiskParts:
     """The risk on ``length`` tokens in four parts; their sum is ``risk``."""
     task, length = _check(task, params, length, kind)
-    found = (_inside if query_inside else _terms)(task, _as_block(params), length, kind, rule)
+    found = _terms(task, _as_block(params), length, kind, rule)
     noise, excess = 0.5 * task.noise, float(found.excess.mean())
     return RiskParts(noise, found.limit - noise, found.bias, excess - found.bias)
 
@@ -228,8 +227,8 @@ class Terms(NamedTuple):
 
     limit: float
     excess: Floats
-    bias: float
     origin: str
+    bias: float = math.nan
     gradient: Floats | None = None
 
 
@@ -252,7 +251,7 @@ def _terms(
         by_U, by_v = by_U + added_U, by_v + added_v
     gradient = np.zeros((task.dim + 1, task.dim + 1))
     gradient[:-1, :-1], gradient[-1, -1] = by_U, by_v
-    return Terms(limit, np.array([excess]), bias, origin, gradient)
+    return Terms(limit, np.array([excess]), origin, bias, gradient)
 
 
 # The block form: matrix formulas, and sums over the law of s.
@@ -336,9 +335,7 @@ def _profiles(s: Floats, length: int) -> tuple[Floats, Floats, Floats]:
 def _inside(
     task: LinearTask, params: Parameters, length: float | int, kind: str, rule: Rule | None
 ) -> Terms:
-    """The terms with the query inside its prompt: for softmax attention a cubature over x_q. With
-    p = q1 + f2 the bias is 1/2 E[kappa^2 p^2 - 2 p kappa (kappa - y)].
-    """
+    """The terms with the query inside its prompt: for softmax attention a cubature over x_q."""
     if not isinstance(params, Block):
         raise ValueError(
             "query_inside: expected weights in the block form (Block); use sampled_risk for others"
@@ -346,12 +343,10 @@ def _inside(
     U, v = params.U11.detach().double().numpy(), float(params.v)
     limit = block_linear(U, v, task, math.inf)[0]
     if math.isinf(length):
-        return Terms(limit, np.zeros(1), 0.0, CLOSED)
+        return Terms(limit, np.zeros(1), CLOSED)
     if kind == "linear":
-        far, near = (
-            block_linear(U, length / (length + 1.0) * v, task, n)[0] for n in (math.inf, length)
-        )
-        return Terms(limit, np.array([near - limit]), far - limit, CLOSED)
+        inside = block_linear(U, length / (length + 1.0) * v, task, length)[0]
+        return Terms(limit, np.array([inside - limit]), CLOSED)
     queries = (rule or product_rule(task.dim, 16)).queries
     sigma, W = task.sigma.numpy(), task.task_cov.numpy()
     x = (queries.points @ task.query_root.mT).numpy()
@@ -365,12 +360,9 @@ def _inside(
     integrate_pairs(np.full(s.size, float(length)), s.ravel(), scores, found)
     f1, f2, _, _, q1, q2, c = found.reshape(*s.shape, -1).transpose(2, 0, 1)
     spread = v * v * (float(np.sum(sigma * W)) + task.noise)
-    pulled = -2.0 * (own - crossed) * (q1 + f2)
-    square = f2 * spread + (f1 - f2) * own / s**2 + own * (q2 + 2.0 * c) + pulled
-    excess, bias = (
-        0.5 * each @ queries.weights.numpy() for each in (square, own * (q1 + f2) ** 2 + pulled)
-    )
-    return Terms(limit, excess, float(bias.mean()), CUBATURE)
+    square = f2 * spread + (f1 - f2) * own / s**2 + own * (q2 + 2.0 * c)
+    square -= 2.0 * (own - crossed) * (q1 + f2)
+    return Terms(limit, 0.5 * square @ queries.weights.numpy(), CUBATURE)
 
 
 # Any weights: a cubature over tasks, exact for polynomials of degree 5, times one over queries.
@@ -426,7 +418,7 @@ def _general(
         gradient[:, :dim] += np.tensordot(chance, to_token @ by_B, 1) @ query_root.T
         gradient[:, dim] += chance @ (to_token @ by_c[:, :, None])[:, :, 0]
     limit, origin = float(limits[0]) + 0.5 * task.noise, CUBATURE if softmax else CLOSED
-    return Terms(limit, excess, float(biases.mean()), origin, gradient / rotations)
+    return Terms(limit, excess, origin, float(biases.mean()), gradient / rotations)
 
 
 def _softmax_excess(

@@ -18,7 +18,6 @@ from esscher.icl.concentration import (
     METRICS,
     bounds,
     prompt_errors,
-    risk_gaps,
     risk_gradient_errors,
 )
 from esscher.icl.exact import bayes_risk, risk
@@ -75,10 +74,6 @@ WORDS = {
     "high": ("float", "exponent, high", "Upper end of the exponent's interval."),
     "constant": ("log", "constant", "The difference is this times n to minus the exponent."),
     "reason": ("word", "reason", "What the status of the fit means."),
-    "quantity": ("words", "quantity", "The risk, Lemma E.2, or its gradient in (U, V), Lemma E.4."),
-    "measured": ("log", "measured", "Exact difference between n tokens and infinitely many."),
-    "printed": ("log", "as printed", "The lemma as printed, with norms measured on the prompts."),
-    "mended": ("log", "mended", "The lemma mended, with norms measured on the prompts."),
     "name": ("word", "bound", "Name of the bound."),
 } | {
     key: told
@@ -131,7 +126,6 @@ CONCENTRATED = _declared(
         "exact": "covariance n against error",
         "curves": "n rms stderr covariance against metric",
         "rates": "covariance against metric exponent low high constant status reason",
-        "risks": "covariance n quantity measured printed mended",
         "bounds": "metric name n rms exponent covariance",
     }
 )
@@ -256,12 +250,8 @@ def _concentration_unit(spec: ConcentrationSpec, unit: Unit) -> dict[str, Any]:
         for repeat, value in enumerate(means[:, i, j])
     ]
     exact = risk_gradient_errors(task, weights, n)
-    to_limit = squared[:, AGAINST.index("limit")]
-    output, gradient = to_limit[:, 0], to_limit[:, 1] + to_limit[:, 2]
-    norms = output.mean() ** 0.5, (output**2).mean() ** 0.25, gradient.mean() ** 0.5
     return {
         "errors": rows,
-        "risks": [unit | row for row in risk_gaps(task, weights.uv(), n, *map(float, norms))],
         "exact": [
             unit | {"against": against, "error": float(value)}
             for against, value in zip(AGAINST, exact, strict=True)
@@ -271,7 +261,7 @@ def _concentration_unit(spec: ConcentrationSpec, unit: Unit) -> dict[str, Any]:
 
 def _concentration_tables(spec: ConcentrationSpec, shards: Sequence[Shard]) -> dict[str, Any]:
     """errors; curves (rms and standard error); rates (fitted exponents with intervals); bounds."""
-    errors, exact, risks = (_joined(shards, name) for name in ("errors", "exact", "risks"))
+    errors, exact = _joined(shards, "errors"), _joined(shards, "exact")
     curves: list[pd.DataFrame] = []
     rates: list[dict[str, Any]] = []
 
@@ -304,7 +294,6 @@ def _concentration_tables(spec: ConcentrationSpec, shards: Sequence[Shard]) -> d
         "exact": exact,
         "curves": pd.concat(curves, ignore_index=True),
         "rates": pd.DataFrame(rates),
-        "risks": risks,
         "bounds": pd.concat(limits, ignore_index=True),
     }
 
