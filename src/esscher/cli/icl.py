@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -94,7 +94,7 @@ def end_train(run: Run, as_json: bool) -> None:
     if (final["status"] == "diverged").all():
         raise ValueError("; ".join(dict.fromkeys(lost["advice"])))
     shown = final[["covariance", "length", "seed", "model", "mse", "stderr", "status", "step"]]
-    _show(run, {"final": shown}, as_json)
+    _show(run, "final", shown, as_json)
     for row in lost.to_dict("records"):
         log(f"note: {row['covariance']}, L = {row['length']}, seed {row['seed']}: {row['advice']}")
 
@@ -131,8 +131,8 @@ def end_flow(run: Run, as_json: bool, figures: str = FIGURES) -> None:
     final = run.table("final")
     above = final.assign(mse=final["mse"] - float(run.spec["noise"])).groupby("covariance")
     error = "mean squared error above the noise"
-    charts = [risk_chart(str(name), error, flow=own) for name, own in above]
-    _show(run, {"final": final}, as_json)
+    charts = [risk_chart(str(name), flow=own, y=error) for name, own in above]
+    _show(run, "final", final, as_json)
     for kind in as_formats(figures):
         save_charts(charts, run.path / f"flow.{kind}")
         log(f"figure: {run.path / f'flow.{kind}'}")
@@ -167,7 +167,7 @@ def show_risk(
         stored = _training_run(run)
         final, spec = _final(stored), TrainSpec.read(stored.spec)
         trained = trained_risks(spec, final, flow_ends(spec, final))
-        return _show(None, {"trained": trained}, as_json)
+        return _show(None, "trained", trained, as_json)
     asked = RiskFlags.model_validate(flags)
     rows = []
     for name in asked.covariances:
@@ -179,7 +179,7 @@ def show_risk(
                 row = {"covariance": name, "length": length, "model": kind, "mse": 2 * parts.total}
                 row |= {"noise": 2 * parts.noise, "approximation": 2 * parts.approximation}
                 rows.append(row | {"bias": 2 * parts.bias, "variance": 2 * parts.variance})
-    return _show(None, {"risk": pd.DataFrame(rows)}, as_json)
+    return _show(None, "risk", pd.DataFrame(rows), as_json)
 
 
 @icl.command()
@@ -209,7 +209,7 @@ def length(
         for goal in asked.epsilon
         for kind in KINDS
     ]
-    _show(None, {"shortest prompts": pd.DataFrame(rows)}, as_json)
+    _show(None, "shortest prompts", pd.DataFrame(rows), as_json)
 
 
 @icl.command()
@@ -241,7 +241,7 @@ def concentration(
 def end_concentration(run: Run, as_json: bool) -> None:
     """Show the fitted rates."""
     shown = ["covariance", "metric", "against", "exponent", "low", "high", "status"]
-    _show(run, {"rates": run.table("rates")[shown]}, as_json)
+    _show(run, "rates", run.table("rates")[shown], as_json)
 
 
 @icl.command()
@@ -320,11 +320,11 @@ def _charts(figure: IclFigure, runs: dict[str, Run]) -> list[dict[str, Any]]:
         )
     if flow is None:
         return [charts.distance_chart("", table("train", "distance"))]
-    there, y = own[own["status"].isin(["ok", "undertrained"])], "mean squared error"
+    there = own[own["status"].isin(["ok", "undertrained"])]
     if figure.shows == "final":
-        return [charts.risk_chart("", y, there, flow)]
+        return [charts.risk_chart("", there, flow)]
     keys = there[["covariance", "length", "seed", "model"]]
-    return [charts.training_chart("", y, table("train", "curve").merge(keys), flow)]
+    return [charts.training_chart("", table("train", "curve").merge(keys), flow)]
 
 
 @icl.command()
@@ -364,7 +364,7 @@ def end_stability(run: Run, as_json: bool) -> None:
             told = f"{more} attention is stuck more often"
         test = f"sign test over {total['starts']} starts, p = {number(total['p'])}"
         say(f"over all settings: {told} ({test})")
-    _show(run, {"verdict": verdict}, as_json)
+    _show(run, "verdict", verdict, as_json)
 
 
 def _execute(kind: type[RunSpec], flags: Mapping[str, Any]) -> Run:
@@ -404,26 +404,19 @@ def _final(run: Run, flow: pd.DataFrame | None = None) -> pd.DataFrame:
     return judged(final, _table(run, "curve"), ends)
 
 
-def _show(run: Run | None, tables: dict[str, pd.DataFrame], as_json: bool) -> None:
-    """Tables for people, below what they say in words, or for machines."""
+def _show(run: Run | None, name: str, table: pd.DataFrame, as_json: bool) -> None:
+    """A table for machines, or for people below what it says of the errors of the models at the
+    longest prompt.
+    """
     if as_json:
         head = {} if run is None else {"run": str(run.path), "spec": run.spec}
-        print_json(head | {name: table.to_dict("records") for name, table in tables.items()})
-        return
-    for name, table in tables.items():
-        for sentence in _in_words(table):
-            say(sentence)
-        # short names for headers, but the table with intervals
-        columns = run.columns(name) if run is not None and name == "verdict" else None
-        show(name if run is None else f"{name}: {run.path}", table, columns)
-
-
-def _in_words(table: pd.DataFrame) -> Iterator[str]:
-    """Errors of the models at the longest prompt, a sentence for each covariance."""
-    if not {"covariance", "length", "model", "mse"} <= set(table.columns):
-        return
-    longest = table["length"].max()
-    for covariance, rows in table[table["length"] == longest].groupby("covariance", sort=False):
-        errors = rows.groupby("model", sort=False)["mse"].mean()
-        told = ", ".join(f"{model} {number(value)}" for model, value in errors.items())
-        yield f"{covariance}, prompts of {longest:,} tokens: mean squared error {told}"
+        return print_json(head | {name: table.to_dict("records")})
+    if {"covariance", "length", "model", "mse"} <= set(table.columns):
+        longest = table["length"].max()
+        for covariance, rows in table[table["length"] == longest].groupby("covariance", sort=False):
+            errors = rows.groupby("model", sort=False)["mse"].mean()
+            told = ", ".join(f"{model} {number(value)}" for model, value in errors.items())
+            say(f"{covariance}, prompts of {longest:,} tokens: mean squared error {told}")
+    # short names for headers, but the table with intervals
+    columns = run.columns(name) if run is not None and name == "verdict" else None
+    show(name if run is None else f"{name}: {run.path}", table, columns)

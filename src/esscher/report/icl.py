@@ -5,7 +5,7 @@ page of a run shows and figure files draw (Figures 1 to 8 of [S]).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,40 +27,31 @@ LABELS = {
     "risk_gradient": "gradient of the risk (exact)",
 } | {f"gradient_{part}": f"gradient of the output in {part}" for part in "UVKQ"}
 AGAINST = {"linear": "from linear attention", "limit": "from infinitely many tokens"}
-PROMPT = "prompt length L"
+ENDED = ("icl-train", "icl-flow")  # jobs whose tables final, curve, distance are charts
+PROMPT, ERROR = "prompt length L", "mean squared error"
 HEADROOM = 1e3  # bounds this many times above the largest error are named, not drawn
 
 
 def icl_page(run: Run) -> dict[str, Any]:
-    """Charts by what the run measured, then its tables."""
-    charts = []
-    error = "mean squared error"
-    for place, final in _by_covariance(run, "final", {"model", "mse", "length"}):
-        charts.append(risk_chart(f"Risk after training{place}", error, final))
-    for place, curve in _by_covariance(run, "curve", {"step", "mse", "length", "model"}):
-        charts.append(training_chart(f"Risk along training{place}", error, curve))
-    for place, distance in _by_covariance(run, "distance", {"step", "distance2", "length"}):
-        charts.append(distance_chart(f"Distance between the two models{place}", distance))
+    """Charts of what the run measured, then its tables."""
+    known: dict[str, tuple[str, Callable[..., Chart]]] = {
+        "final": ("Risk after training", risk_chart),
+        "curve": ("Risk along training", training_chart),
+        "distance": ("Distance between the two models", distance_chart),
+    }
+    charts: list[Chart] = []
+    for name, (title, chart) in known.items() if run.manifest.job in ENDED else ():
+        table = read_table(run, name)
+        for covariance, own in () if table is None else table.groupby("covariance", sort=False):
+            charts.append(chart(f"{title} ({shortened(str(covariance), 40)})", own))
     curves, rates = read_table(run, "curves"), read_table(run, "rates")
-    if curves is not None and {"n", "rms", "metric", "against", "covariance"} <= set(curves):
+    if curves is not None:
         charts += concentration_charts(curves, rates, read_table(run, "bounds"))
-    noise, dim = run.spec.get("noise"), run.spec.get("dim")
-    told = ""
-    if isinstance(noise, float) and dim is not None:
-        told = f" in dimension {dim} with label noise {noise:g}"
-    line = f"Softmax against linear attention on linear regression in context{told}."
-    title = str(run.spec.get("title") or "In-context learning")
-    return charts_page(run, title, line, charts, first=["final", "rates"])
-
-
-def _by_covariance(run: Run, name: str, columns: set[str]) -> Iterator[tuple[str, Any]]:
-    """A table of a run by covariance, with what a title adds for it; nothing if columns are
-    missing.
-    """
-    frame = read_table(run, name)
-    if frame is not None and columns | {"covariance"} <= set(frame.columns):
-        for covariance, own in frame.groupby("covariance", sort=False):
-            yield f" ({shortened(str(covariance), 40)})", own
+    line = (
+        "Softmax against linear attention on linear regression in context in dimension"
+        f" {run.spec['dim']} with label noise {run.spec['noise']:g}."
+    )
+    return charts_page(run, "In-context learning", line, charts, first=["final", "rates"])
 
 
 def _chart(title: str, x: str, y: str, series: list[Any], note: str = "") -> Chart:
@@ -80,7 +71,7 @@ def _series(label: str, part: Any, x: str, y: str, color: int, **style: Any) -> 
     return found | {end: numbers(part[end]) for end in ("low", "high") if end in part}
 
 
-def risk_chart(title: str, y: str, seeds: Any = None, flow: Any = None) -> Chart:
+def risk_chart(title: str, seeds: Any = None, flow: Any = None, y: str = ERROR) -> Chart:
     """Mean squared error against the prompt length: a point per seed, lines where gradient flow
     ends and for Bayes on L tokens.
     """
@@ -93,7 +84,7 @@ def risk_chart(title: str, y: str, seeds: Any = None, flow: Any = None) -> Chart
     return _chart(title, PROMPT, y, series, note)
 
 
-def training_chart(title: str, y: str, curve: Any, flow: Any = None) -> Chart:
+def training_chart(title: str, curve: Any, flow: Any = None) -> Chart:
     """Mean squared error along training, mean over seeds with their range; dotted: the end of the
     gradient flow.
     """
@@ -110,7 +101,7 @@ def training_chart(title: str, y: str, curve: Any, flow: Any = None) -> Chart:
             level = by_step.assign(mean=end)[["step", "mean"]]
             label = f"{model}, end of the flow"
             series.append(_series(label, level, "step", "mean", color, dash="dotted"))
-    return _chart(title, "step", y, series, "Means over seeds, with their range.")
+    return _chart(title, "step", ERROR, series, "Means over seeds, with their range.")
 
 
 def distance_chart(title: str, distance: Any) -> Chart:
