@@ -47,26 +47,23 @@ def alpha_limit(task: LinearTask) -> float:
 
 
 def start_block(task: LinearTask, alpha: Any = None, theta: Any = None) -> Block:
-    """U11 = alpha Theta Theta^T / |Theta Theta^T|_F, v = alpha: the start of [S], Assumption 5.1.
+    """U11 = alpha Theta Theta^T / |Theta Theta^T|_F, v = alpha > 0: the start of [S], Assumption
+    5.1.
 
-    ``alpha`` is half of ``alpha_limit`` and Theta the identity unless given. Three departures from
-    the paper: Theta of any size is taken and scaled, where the assumption asks for |Theta
-    Theta^T|_F = 1; alpha > 0 is asked for, where it has any real number; and Theta^T Sigma = 0 is
-    refused, which is what the proof needs where the paper prints Theta Sigma. Warns when alpha is
-    outside the range of Theorem 5.2, and when the start has no less risk than no weights at all:
-    then the flow may end at 0.
+    ``alpha`` is half of ``alpha_limit`` and Theta the identity unless given; Theta of any size is
+    taken, since it is scaled. Theta^T Sigma = 0 is refused, which is what the proof needs where the
+    paper prints Theta Sigma. Warns when alpha is outside the range of Theorem 5.2, and when the
+    start has no less risk than no weights at all: then the flow may end at 0.
     """
     high = alpha_limit(task)
     alpha = 0.5 * high if alpha is None else as_positive(alpha, "alpha")
-    root = torch.eye(task.dim, dtype=torch.float64)
-    if theta is not None:
-        root = as_tensor(theta, "theta", ndim=2).double()
+    root = torch.eye(task.dim) if theta is None else as_tensor(theta, "theta", ndim=2)
     if root.shape[0] != task.dim:
         raise ValueError(
             f"theta: expected {task.dim} rows, one for each covariate, got shape"
             f" {tuple(root.shape)}"
         )
-    gram = root @ root.mT
+    gram = root.double() @ root.double().mT
     if float(torch.linalg.matrix_norm(gram @ task.sigma)) == 0:
         raise ValueError(
             "theta: expected Theta Theta^T Sigma other than zero, since the flow never leaves such"
@@ -77,18 +74,12 @@ def start_block(task: LinearTask, alpha: Any = None, theta: Any = None) -> Block
         block_linear(share * start.U11.numpy(), share * alpha, task, math.inf)[0]
         for share in (1.0, 0.0)
     )
-    doubts = []
-    if alpha >= high:
-        limit = f"sqrt(2) / (d^(1/4) max(||Sigma||, ||Sigma||^(1/2))) = {high:g}"
-        doubts.append(f"it is outside the range of Theorem 5.2, 0 < alpha < {limit}")
-    if own >= nothing > 0.5 * task.noise:
-        doubts.append(
-            f"the risk at the start, {own:.3g}, is not below that of no weights, {nothing:.3g}, as"
-            " its proof needs"
-        )
-    if doubts:
+    if alpha >= high or own >= nothing > 0.5 * task.noise:
         warnings.warn(
-            f"alpha = {alpha:g}: {'; '.join(doubts)}: the flow may not reach the Bayes risk",
+            f"alpha = {alpha:g}: expected one below sqrt(2) / (d^(1/4) max(||Sigma||,"
+            f" ||Sigma||^(1/2))) = {high:g}, as Theorem 5.2 does, and a risk at the start, here"
+            f" {own:.3g}, below that of no weights, {nothing:.3g}: the flow may not reach the Bayes"
+            " risk",
             stacklevel=2,
         )
     return start

@@ -21,7 +21,6 @@ from esscher.icl.concentration import (
     risk_gradient_errors,
 )
 from esscher.icl.exact import bayes_risk, risk
-from esscher.icl.flow import final_parameters, start_block
 from esscher.icl.layer import KINDS, OVKQ, default_weights
 from esscher.icl.quadrature import product_rule
 from esscher.icl.specs import ConcentrationSpec, FlowSpec, StabilitySpec, TrainSpec
@@ -85,7 +84,7 @@ WORDS = {
         f"only_{kind}": ("int", f"{kind} alone", f"Starts stuck more often for {kind} attention."),
     }.items()
 }
-SCALED = {"log": "float", "int log": "int", "words": "word", "linear": "float"}
+SCALED = {"log": "float", "int log": "int", "words": "word"}
 ENDS = {"exponent": ("low", "high")} | {kind: (f"{kind}_low", f"{kind}_high") for kind in KINDS}
 
 
@@ -178,10 +177,7 @@ def _flow_unit(spec: FlowSpec, unit: Unit) -> dict[str, Any]:
     predictor on L tokens.
     """
     task, length = spec.task(unit["covariance"]), unit["length"]
-    start, rows = start_block(task), []
-    for kind in KINDS:
-        found = risk(task, final_parameters(task, start, length, kind), length, kind)
-        rows.append({"model": kind, "mse": 2 * found.value, "stderr": 0.0})
+    rows = [{"model": kind, "mse": flow_end(task, length, kind), "stderr": 0.0} for kind in KINDS]
     generator = torch.Generator().manual_seed(spec.unit_seed(unit))
     bayes = bayes_risk(task, length, spec.draws, generator)
     rows.append({"model": "bayes", "mse": 2 * bayes.value, "stderr": 2 * bayes.error})
