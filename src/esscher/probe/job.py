@@ -276,8 +276,8 @@ def probe(
     progress: Any = None,
     **settings: Any,
 ) -> Run:
-    """Measure every head of a model on text; the run has tables heads, curves, scores, tails,
-    layers, budget and about.
+    """Measure every head of a model on text; the run has tables heads, curves, tails, layers,
+    budget and about.
 
     A run whose pool is the query's own context has frontier too: the errors of keep rules.
 
