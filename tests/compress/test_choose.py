@@ -4,6 +4,8 @@ keys, thresholds over heads, layers and pages.
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
@@ -11,7 +13,7 @@ from esscher.compress.choose import PAGE, SPLIT, cache_rule, choose, default_spl
 from esscher.compress.every import EveryText
 from esscher.compress.job import compute
 from esscher.compress.price import predicted
-from esscher.compress.prompt import Prompt
+from esscher.compress.prompt import Prompt, Settings
 from esscher.compress.session import source_of
 from esscher.compress.text import Cell, Text
 from esscher.hf.gradients import output_slopes
@@ -265,3 +267,18 @@ def test_sizes_by_exact_errors_cost_less_than_equal_ones() -> None:
         costs = [predicted(metric, calls, choice) for choice in (one, other, even)]
         assert costs[1] < costs[2]
         assert costs[1] <= costs[0] * 1.25  # the error of a head is not convex in its size
+
+
+def test_a_share_of_the_prompt_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every second piece; the scores are those of its queries alone."""
+    monkeypatch.setattr(sys.modules[Prompt.__module__], "PIECE", 10)
+    found = source("llama", rules=["kvzip"], sinks=1, recent=2, replay=0.5)
+    ids = found.ids(int(found.texts[0]))[:, : found.prefill]
+    settings = Settings(8, 1, 2, 0.5)
+    prompt = Prompt(found.loaded.model, ids, [found.rules["kvzip"]], {}, None, settings)
+    pieces = [call.key.shape[2] - 60 for call in prompt.references["replay"] if call.layer == 0]
+    assert pieces == [10, 10, 10]
+    whole = Prompt(found.loaded.model, ids, [found.rules["kvzip"]], {}, None, Settings(8, 1, 2))
+    for place, score in prompt.replayed.items():
+        assert bool((score <= 1).all())
+        assert not torch.equal(score, whole.replayed[place])

@@ -14,6 +14,7 @@ import torch
 import yaml
 
 from esscher.compress.job import COMPRESS
+from esscher.compress.metrics import Outcome
 from esscher.compress.spec import CompressSpec
 from esscher.compress.tables import columns
 from esscher.compress.text import Text, plant
@@ -28,6 +29,7 @@ ASKED: dict[str, Any] = {
     "splits": ["uniform", "cut"],
     "keep": [0.4, 0.6, 0.8],
     "needles": 2,
+    "needle_kinds": ["single", "distractor"],
     "sensitivity": True,
     "together": True,
     "check": True,
@@ -191,9 +193,10 @@ def test_heads_together_are_as_drawn() -> None:
 def test_needles_stand_in_the_prompt_and_are_asked_for_behind_it() -> None:
     found = source("llama", **ASKED)
     words = found.loaded.tokenizer
-    for number in range(2):
-        needle = plant(found, number)
-        parts = needle.ids[0, : found.prefill], needle.ids[0, found.prefill :], needle.answer
+    for number, kind in enumerate(("single", "distractor")):
+        needle = plant(found, number, kind)
+        answer = torch.tensor(needle.answers[0][1])
+        parts = needle.ids[0, : found.prefill], needle.ids[0, found.prefill :], answer
         told, asked, code = (
             words.decode(ids).replace(" ", "").replace("\u2581", " ").strip() for ids in parts
         )
@@ -270,7 +273,7 @@ def test_a_killed_run_is_finished_by_a_cluster(
 def test_a_unit_depends_on_nothing_that_was_computed_before(cache_run: Run) -> None:
     opened = COMPRESS.open(CompressSpec.read(dict(cache_run.spec)))
     draws = cache_run.table("draws")
-    for unit, metric in (({"text": 1}, "kl"), ({"needle": 0}, "needle")):
+    for unit, metric in (({"text": 1}, "kl"), ({"needle": 0, "kind": "single"}, "needle")):
         rows = [row for row in COMPRESS.compute(opened, unit)["draws"] if row["metric"] == metric]
         own = draws[(draws["text"] == rows[0]["text"]) & (draws["metric"] == metric)]
         assert own["value"].tolist() == [row["value"] for row in rows]
@@ -301,3 +304,22 @@ def test_only_some_layers_drop(tmp_path: Path) -> None:
 def test_refusals(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         list(COMPRESS.units(COMPRESS.open(spec(**settings))))
+
+
+def test_several_facts_are_told_and_all_asked_for() -> None:
+    found = source("llama", **(ASKED | {"window": 100, "needles": 1, "decode": 4}))
+    needle = plant(found, 0, "several")
+    words = found.loaded.tokenizer
+    assert needle.ids[0, : found.prefill].shape == (found.prefill,)
+    told = words.decode(needle.ids[0, : found.prefill]).replace(" ", "")
+    codes = [words.decode(answer).replace(" ", "") for _, answer in needle.answers]
+    assert len(set(codes)) == 4
+    assert all(code in told for code in codes)
+    for place, answer in needle.answers:
+        assert needle.ids[0, place : place + len(answer)].tolist() == answer
+    rows = torch.zeros(needle.ids.shape[1] - found.prefill, len(words))
+    rows[torch.arange(len(rows) - 1), needle.ids[0, found.prefill + 1 :]] = 1.0
+    text = Outcome("language", rows)
+    assert needle.found(text) == 1.0
+    rows[needle.answers[1][0] - found.prefill - 1] *= -1
+    assert needle.found(text) == 0.75

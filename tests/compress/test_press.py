@@ -33,7 +33,7 @@ def pressed(press: Any, text: Text) -> Any:
 
 def test_a_cache_that_is_smaller_for_every_head(text: Text) -> None:
     """The keys that es.compress keeps, and the logits of a decode on them."""
-    press = EsscherPress(0.5, "fisher", "uniform", sinks=1, recent=2)
+    press = EsscherPress(0.5, split="uniform", sinks=1, recent=2)
     cache, model = pressed(press, text), text.source.loaded.model
     ids = text.ids[:, text.tokens :]
     before = model.config._attn_implementation

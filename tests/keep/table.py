@@ -15,6 +15,7 @@ OPEN = (
     "heavy",
     "heavy:last=2",
     "heavy:pool=3",
+    "criticalkv",
     "impact",
     "impact:last=2:pool=2",
     "keynorm",

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 TABLES = ("compress", "check", "kinds", "layers", "depth", "sensitivity", "together", "about")
 SHORT = (  # columns of the last table: the first six that were measured
     *("rule", "split", "share", "kl", "kl_predicted", "needle", "loss_added", "agreement"),
-    *("cosine", "neighbour", "error"),
+    *("needle_several", "needle_distractor", "cosine", "neighbour", "error"),
 )
 
 
@@ -67,6 +67,9 @@ def compress(
     splits: Annotated[list[str] | None, option(CompressSpec, "splits", MEASURED)] = None,
     check: Annotated[bool, option(CompressSpec, "check", MEASURED)] = False,
     needles: Annotated[int | None, option(CompressSpec, "needles", MEASURED)] = None,
+    needle_kinds: Annotated[
+        list[str] | None, option(CompressSpec, "needle_kinds", MEASURED)
+    ] = None,
     when: Annotated[str | None, option(CompressSpec, "when", MEASURED)] = None,
     layers: Annotated[str | None, option(CompressSpec, "layers", MEASURED)] = None,
     heads: Annotated[str | None, option(CompressSpec, "heads", MEASURED)] = None,
@@ -74,6 +77,7 @@ def compress(
     together: Annotated[bool, option(CompressSpec, "together", MEASURED)] = False,
     decode: Annotated[int | None, option(CompressSpec, "decode", SIZE)] = None,
     observe: Annotated[int | None, option(CompressSpec, "observe", SIZE)] = None,
+    replay: Annotated[float | None, option(CompressSpec, "replay", SIZE)] = None,
     sinks: Annotated[int | None, option(CompressSpec, "sinks", SIZE)] = None,
     recent: Annotated[int | None, option(CompressSpec, "recent", SIZE)] = None,
     max_tokens: Annotated[int | None, option(CorpusSpec, "max_tokens", SIZE, default="all")] = None,

@@ -9,9 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esscher.compress.choose import SPLITS, Choice, cache_rule, choose, default_split, splits_of
+from esscher.compress.choose import (
+    SPLITS,
+    Choice,
+    cache_rule,
+    choose,
+    default_split,
+    splits_of,
+)
 from esscher.compress.price import Price, price, smallest_share
 from esscher.compress.prompt import Prompt, Settings
+from esscher.compress.refit import refit
+from esscher.compress.spec import REFIT
 from esscher.hf.cache import cache_bytes, kept_cache, use_kept
 from esscher.hf.capture import refusal
 from esscher.hf.loading import positions
@@ -50,13 +59,14 @@ def compress(
     inputs: Any,
     keep: float | None = None,
     kl: float | None = None,
-    rule: str | Rule = "fisher",
+    rule: str | Rule = "fisher+refit",
     split: str | None = None,
     *,
     tokenizer: Any = None,
     sinks: int = 4,
     recent: int = 16,
     observe: int = 64,
+    replay: float = 1.0,
     seed: int = 0,
 ) -> Any:
     """A smaller cache of a prompt for ``model.generate(ids, past_key_values=cache)``.
@@ -64,22 +74,30 @@ def compress(
     ``model``: a causal language model of transformers, on any device. ``inputs``: token ids (1, P),
     what a tokenizer returns, or text (give the tokenizer). Give one of ``keep`` (share of the
     cache, 0.1 keeps a tenth of the keys) and ``kl`` (loss in nats per token that may be added; the
-    smallest cache with that predicted loss is made). ``rule``: an eviction rule; ``split``: how
-    heads share the budget. ``cache.compression`` says what was done, with the predicted loss.
+    smallest cache with that predicted loss is made). ``rule``: an eviction rule; with "+refit" at
+    its end the values of kept keys are refitted. ``split``: how heads share the budget.
+    ``cache.compression`` says what was done, with the predicted loss.
+
+    ``sinks``, ``recent``: first and last keys that are always kept. ``observe``: last queries that
+    rules read. ``replay``: share of the prompt that is replayed, less for less time.
 
     Continue with ids that begin with the prompt. The model's attention implementation is set to
     ``esscher_kept``, which computes the same as before on other caches.
     """
     _check_model(model)
     ids = _prompt_ids(model, inputs, tokenizer)
-    settings = Settings(observe, sinks, recent, seed=seed)
+    if not 0 < replay <= 1:
+        raise ValueError(
+            f"replay: expected a share of the prompt above 0 and up to 1, got {replay}"
+        )
+    settings = Settings(observe, sinks, recent, replay, seed=seed)
     found = choose_keys(model, ids, keep, kl, rule, split, tokenizer, settings)
-    cache = kept_cache(found.prompt.held.cache, found.choice.kept)
     held = found.prompt.held
+    cache = kept_cache(held.cache, found.choice.kept, found.choice.values)
     full = sum(int(found.prompt.held_by(place).sum()) for place in found.prompt.contexts)
     keys = sum(int(rows.sum()) for rows in found.choice.kept.values())
     cache.compression = Compression(
-        str(found.rule),
+        found.name,
         found.split,
         keys / full,
         keys,
@@ -102,6 +120,10 @@ class Found:
     choice: Choice
     price: Price
 
+    @property
+    def name(self) -> str:
+        return f"{self.rule}{REFIT if self.choice.values else ''}"
+
 
 def choose_keys(
     model: Any,
@@ -123,6 +145,7 @@ def choose_keys(
     if kl is not None and not 0 < kl < math.inf:
         raise ValueError(f"kl: expected a loss above 0 nats per token, got {kl}")
     made = cache_rule(rule, settings.sinks, settings.recent)
+    refitted = isinstance(rule, str) and rule.endswith(REFIT)
     split = _check_split(made, split)
     least = settings.sinks + settings.recent
     if ids.shape[1] <= least + 1:
@@ -137,10 +160,12 @@ def choose_keys(
         prompt = Prompt(model, ids, [made], head_projections(model), tokenizer, settings)
         if keep is None:
             assert kl is not None
-            _, choice, cost = smallest_share(prompt, made, split, kl)
+            choice, cost = smallest_share(prompt, made, split, kl, refitted=refitted)
         else:
             generator = torch.Generator().manual_seed(settings.seed)
             choice = choose(prompt, made, keep, split, generator)
+            if refitted:
+                choice = refit(prompt, choice)
             cost = price(prompt, choice)
     finally:
         for parameter in trainable:

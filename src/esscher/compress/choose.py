@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from esscher.compress.prompt import Place, Prompt, Scores, by_layer
+from esscher.compress.spec import REFIT
 from esscher.hf.call import AttentionCall
 from esscher.hf.interventions import Kept
 from esscher.keep import Recent, Sinks, parse
@@ -35,11 +36,12 @@ SAFE = 0.2  # share of a head's even part that AdaKV leaves it
 @dataclass(frozen=True)
 class Choice:
     """Keys of the prompt that are kept, by layer: (kv_heads, P) bool; ``weight``: how much each
-    counts, where that is not 1.
+    counts, where that is not 1; ``values`` (kv_heads, P, width): refitted ones.
     """
 
     kept: Mapping[int, Tensor]
     weight: Mapping[int, Tensor] = field(default_factory=dict)
+    values: Mapping[int, Tensor] = field(default_factory=dict)
 
     def sparing(self, last: int) -> Choice:
         """The same choice where the last keys of the prompt are all kept."""
@@ -52,9 +54,11 @@ class Choice:
 
     def left(self, call: AttentionCall, drops: Tensor | None = None) -> Kept:
         """What the later queries of a layer see; ``drops``: the query heads that lose keys, all
-        when left out.
+        when left out. Where only some do, the others need the values as they were: none is
+        refitted.
         """
         later = call.key.shape[2] - self.kept[call.layer].shape[1]
+        values = self.values.get(call.layer) if drops is None else None
 
         def of_heads(rows: Tensor, fill: bool | float) -> Tensor:
             wide = torch.nn.functional.pad(rows, (0, later), value=fill)
@@ -65,12 +69,16 @@ class Choice:
 
         weight = self.weight.get(call.layer)
         allowed = of_heads(self.kept[call.layer], True).bool()
-        return Kept(allowed, None if weight is None else of_heads(weight, 1.0))
+        return Kept(
+            allowed,
+            None if weight is None else of_heads(weight, 1.0),
+            None if values is None else values[None].expand(len(call.query), -1, -1, -1),
+        )
 
 
 def cache_rule(text: str | Rule, sinks: int, recent: int) -> Rule:
     """The rule for a cache: a ranking by scores alone also keeps the first and the last keys."""
-    rule = parse(text)
+    rule = parse(text.removesuffix(REFIT) if isinstance(text, str) else text)
     lone = len(rule.parts) == 1 and isinstance(rule.free, Ranked | Chance)
     if not lone or isinstance(rule.free, Sinks | Recent):
         return rule

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ def head_rows(text: Text, cell: Cell, layers: Iterable[int], seed: int) -> Itera
     ``relative``, ``plain``: root mean square error of its output, over the output and by itself;
     ``first_order``: of the change of log p of drawn next tokens; ``nats``: by its Fisher metric.
     """
-    choice, measure = text.choice(cell), Divergence()
+    choice, measure = replace(text.choice(cell), values={}), Divergence()
     generator = torch.Generator().manual_seed(seed)
     ids = text.ids[:, text.tokens :]
     gradients = drawn_gradients(text.prompt.held, ids, DRAWS, generator)

@@ -9,7 +9,7 @@ import pandas as pd
 
 from esscher.compress.every import EveryText
 from esscher.compress.heads import head_rows, random_cell, together_rows
-from esscher.compress.metrics import Outcome, metrics
+from esscher.compress.metrics import NEEDLES, Outcome, metrics
 from esscher.compress.session import Source, source_of
 from esscher.compress.spec import CompressSpec
 from esscher.compress.tables import FULL, columns, finished
@@ -26,7 +26,9 @@ def units(source: Source) -> list[Unit]:
     spec = source.spec
     texts, layers = range(len(source.texts)), source.layers
     found: list[Unit] = [{"text": text} for text in texts]
-    found += [{"needle": number} for number in range(spec.needles)]
+    found += [
+        {"needle": i, "kind": kind} for kind in spec.needle_kinds for i in range(spec.needles)
+    ]
     blocks = [list(layers[start : start + BLOCK]) for start in range(0, len(layers), BLOCK)]
     for name in ("sensitivity", "together"):
         if getattr(spec, name):
@@ -40,7 +42,7 @@ def hashes(source: Source) -> dict[str, str]:
 
 def compute(source: Source, unit: Unit) -> Mapping[str, Any]:
     if "needle" in unit:
-        return {"draws": _needle(source, unit["needle"])}
+        return {"draws": _needle(source, unit["needle"], unit["kind"])}
     window = int(source.texts[unit["text"]])
     if source.spec.when == "every":
         return _every(EveryText(source, window), unit["text"])
@@ -92,21 +94,22 @@ def _every(text: EveryText, number: int) -> Mapping[str, Any]:
     return {"draws": rows}
 
 
-def _needle(source: Source, number: int) -> list[dict[str, Any]]:
+def _needle(source: Source, number: int, kind: str) -> list[dict[str, Any]]:
     """A needle has a prompt of its own, of which only this is read."""
-    needle = plant(source, number)
+    metric = NEEDLES[kind]
+    needle = plant(source, number, kind)
     text = Text(source, needle.ids, needle.tokens)
     place = {"text": number, "horizon": text.horizons.median}
 
     def judged(outcome: Outcome) -> Outcome:
-        return Outcome("language", outcome.rows, None, {"needle": needle.found(outcome)})
+        return Outcome("language", outcome.rows, None, {metric: needle.found(outcome)})
 
     full = judged(text.full)
-    rows = list(_full(full, place, ("needle",)))
+    rows = list(_full(full, place, (metric,)))
     for cell in text.cells():
         choice, outcome, _ = text.run(cell)
         named = place | vars(cell) | {"kept": text.kept(choice), "keys": text.keys}
-        rows += _measured(full, judged(outcome), named, ("needle",))
+        rows += _measured(full, judged(outcome), named, (metric,))
     return rows
 
 

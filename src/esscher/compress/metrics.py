@@ -118,6 +118,23 @@ class Needle(Metric):
     value = _known
 
 
+class SeveralNeedles(Metric):
+    name = "needle_several"
+    help = "The same where a prompt has four facts, and all are asked for."
+    tasks = ("language",)
+    most = 1.0
+    value = _known
+
+
+class NeedleWithDistractor(Metric):
+    name = "needle_distractor"
+    help = "The same where a similar fact with another code stands in the prompt."
+    tasks = ("language",)
+    most = 1.0
+    binary = True
+    value = _known
+
+
 class Neighbour(Metric):
     name = "neighbour"
     help = "Share of texts whose nearest other text, by embedding, is the one found on all keys."
@@ -149,9 +166,14 @@ class WorstQuery(Metric):
 
 
 OWN: tuple[type[Metric], ...] = (
-    *(Divergence, Predicted, PredictedCross, Loss, Agreement, Needle),
-    *(Cosine, Neighbour, Error, WorstQuery),
+    *(Divergence, Predicted, PredictedCross, Loss, Agreement),
+    *(Needle, SeveralNeedles, NeedleWithDistractor, Cosine, Neighbour, Error, WorstQuery),
 )
+NEEDLES = {
+    "single": Needle.name,
+    "several": SeveralNeedles.name,
+    "distractor": NeedleWithDistractor.name,
+}
 
 
 def metrics() -> dict[str, Metric]:

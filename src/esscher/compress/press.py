@@ -26,8 +26,8 @@ except ImportError:
 
 class EsscherPress(_Base):  # type: ignore[misc]
     """``compression_ratio``: share of the cache that is removed. ``rule``, ``split``, ``sinks``,
-    ``recent``, ``observe``: as in :func:`esscher.compress`. ``tokenizer``: for the instruction of
-    a replay.
+    ``recent``, ``observe``, ``replay``: as in :func:`esscher.compress`. ``tokenizer``: for the
+    instruction of a replay.
 
     Where all heads of a layer keep the same number of keys (``split="uniform"`` or ``"pages"``),
     its cache gets smaller. Else dropped keys are named in ``module.masked_key_indices``, as AdaKV
@@ -39,13 +39,14 @@ class EsscherPress(_Base):  # type: ignore[misc]
     def __init__(
         self,
         compression_ratio: float = 0.9,
-        rule: str = "fisher",
+        rule: str = "fisher+refit",
         split: str | None = None,
         *,
         tokenizer: Any = None,
         sinks: int = 4,
         recent: int = 16,
         observe: int = 64,
+        replay: float = 1.0,
         seed: int = 0,
     ) -> None:
         if not 0 <= compression_ratio < 1:
@@ -54,7 +55,7 @@ class EsscherPress(_Base):  # type: ignore[misc]
             )
         self.compression_ratio, self.rule, self.split = compression_ratio, rule, split
         self.tokenizer = tokenizer
-        self.settings = Settings(observe, sinks, recent, seed=seed)
+        self.settings = Settings(observe, sinks, recent, replay, seed=seed)
         self.found: Found | None = None  # of the prompt that was read last
 
     @contextlib.contextmanager
@@ -127,7 +128,10 @@ class EsscherPress(_Base):  # type: ignore[misc]
         kwargs: dict[str, Any],
     ) -> tuple[Tensor, Tensor]:
         """Keys and values (batch, kv_heads, n, width) that stay in the cache of a layer."""
-        kept = self._of_prompt(keys).choice.kept[module.layer_idx].to(keys.device)
+        choice = self._of_prompt(keys).choice
+        kept = choice.kept[module.layer_idx].to(keys.device)
+        if choice.values:
+            values = choice.values[module.layer_idx][None].to(values)
         counts = kept.sum(1)
         if bool((counts == counts[0]).all()):
             at = kept.nonzero()[:, 1].view(1, len(kept), -1, 1)

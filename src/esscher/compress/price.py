@@ -20,6 +20,7 @@ from torch import Tensor
 
 from esscher.compress.choose import Choice, choose
 from esscher.compress.prompt import Prompt
+from esscher.compress.refit import refit
 from esscher.hf.call import AttentionCall
 from esscher.hf.gradients import SECOND_ORDER, FisherMetric, Gradients
 from esscher.hf.interventions import with_kept
@@ -78,30 +79,48 @@ def with_cross_terms(gradients: Sequence[Gradients], errors: Mapping[int, Tensor
 
 
 def price(prompt: Prompt, choice: Choice) -> Price:
-    """The price of a choice for a prompt whose future is unknown."""
+    """The price of a choice for a prompt whose future is unknown.
+
+    Refitted values are judged by queries that they were not fitted to: fitted to every second
+    query, priced by the others, and the other way round.
+    """
     assert prompt.metric is not None
-    metric = prompt.metric
-    found = {
-        kind: predicted(metric, calls, choice.sparing(prompt.spared[kind]))
-        for kind, calls in prompt.references.items()
-        if calls
-    }
-    return Price(found["last"], min(found.values()), max(found.values()))
+    parts = [prompt.references]
+    if choice.values:
+        parts = [
+            {kind: [_every_second(call, i) for call in calls] for kind, calls in parts[0].items()}
+            for i in range(2)
+        ]
+    found: dict[str, list[float]] = {}
+    for i, references in enumerate(parts):
+        judged = refit(prompt, choice, parts[1 - i]) if choice.values else choice
+        for kind, calls in references.items():
+            if calls:
+                cost = predicted(prompt.metric, calls, judged.sparing(prompt.spared[kind]))
+                found.setdefault(kind, []).append(cost)
+    means = {kind: sum(costs) / len(costs) for kind, costs in found.items()}
+    return Price(means["last"], min(means.values()), max(means.values()))
+
+
+def _every_second(call: AttentionCall, first: int) -> AttentionCall:
+    return call.take(torch.arange(first, call.query.shape[2], 2, device=call.query.device))
 
 
 def smallest_share(
-    prompt: Prompt, rule: Rule, split: str, kl: float, least: float = 0.0
-) -> tuple[float, Choice, Price]:
-    """The smallest share of the cache whose predicted loss is at most ``kl``, its keys and price.
+    prompt: Prompt, rule: Rule, split: str, kl: float, *, refitted: bool = False
+) -> tuple[Choice, Price]:
+    """The keys of the smallest cache whose predicted loss is at most ``kl``, and their price.
 
     Bisection on a ladder of shares: the predicted loss falls with the share, up to noise.
     """
-    shares = [share for share in SHARES if share > least] + [1.0]
+    shares = [*SHARES, 1.0]
     tried: dict[int, tuple[Choice, Price]] = {}
 
     def at(i: int) -> tuple[Choice, Price]:
         if i not in tried:
             choice = choose(prompt, rule, shares[i], split, torch.Generator().manual_seed(0))
+            if refitted:
+                choice = refit(prompt, choice)
             tried[i] = choice, price(prompt, choice)
         return tried[i]
 
@@ -112,5 +131,4 @@ def smallest_share(
             high = middle
         else:
             low = middle
-    choice, cost = at(high)
-    return shares[high], choice, cost
+    return at(high)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from esscher.hf.call import AttentionCall
 from esscher.hf.gradients import FisherMetric, drawn_gradients, fisher_metric, output_slopes
-from esscher.hf.interventions import Prefilled, prefill
+from esscher.hf.interventions import Kept, Prefilled, prefill, with_kept
 from esscher.hf.loading import positions
 from esscher.keep import Context
 from esscher.keep.ranked import Observed
@@ -33,6 +33,7 @@ Scores = dict[int, Float[Tensor, "kv_heads keys"]]  # by layer; -inf: the cache 
 INSTRUCTION = "\n\nRepeat the previous context exactly.\n\n"
 CHUNK = 1024  # tokens of a replay that go through the model at once
 LEAST_CHUNK = 8
+PIECE = 128  # tokens of each piece where only a share of the prompt is replayed
 GRADIENT_TOKENS = 512  # last tokens of a prompt that the Fisher metric comes from
 GRADIENT_DRAWS = 2
 REFERENCE = 64  # queries of each kind by which a loss is predicted before anything is decoded
@@ -41,12 +42,14 @@ REFERENCE = 64  # queries of each kind by which a loss is predicted before anyth
 @dataclass(frozen=True)
 class Settings:
     """``observe``: last queries that rules read. ``sinks``, ``recent``: keys that are always kept
-    where a rule does not name its own.
+    where a rule does not name its own. ``replay``: share of the prompt that is replayed, in pieces
+    spread evenly over it: less time, scores by fewer queries.
     """
 
     observe: int = 64
     sinks: int = 4
     recent: int = 16
+    replay: float = 1.0
     draws: int = GRADIENT_DRAWS
     seed: int = 0
 
@@ -119,9 +122,12 @@ class Prompt:
             self.contexts[call.layer, kv] = replace(
                 call.context(kv, rows), output=self._output(call.layer, own)
             )
-        kept = [one for one in self.references["last"] if one.layer != call.layer]
+        others = [one for one in self.references["last"] if one.layer != call.layer]
         last = call.take(rows[-min(REFERENCE, self.spared["last"]) :])
-        self.references["last"] = [*kept, last]
+        # of a sliding window earlier queries see keys that the cache no longer holds
+        held = torch.stack([self.held_by((call.layer, kv)) for kv in range(call.kv_heads)])
+        held = held.repeat_interleave(call.shared, 0)[None, :, None]
+        self.references["last"] = [*others, with_kept(last, Kept(held))[0]]
 
     def _output(self, layer: int, own: slice) -> Tensor | None:
         return self.outputs[layer][own] if layer in self.outputs else None
@@ -160,7 +166,10 @@ class Prompt:
                 " rule without a replay, such as snapkv or restkv"
             )
         lead = torch.tensor(asked, dtype=self.ids.dtype, device=self.ids.device)
-        for chunk in torch.split(self.ids[0], room - len(asked)):
+        size, every = room - len(asked), round(1 / self.settings.replay)
+        if every > 1:
+            size = min(size, PIECE)
+        for chunk in torch.split(self.ids[0], size)[::every]:
             yield torch.cat([lead, chunk])[None]
             if not needed:  # for reference queries one piece is enough
                 return

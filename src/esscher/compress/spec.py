@@ -11,7 +11,9 @@ from esscher.runs import RunSpec, register
 
 PREFILL, ENCODED = 1024, 256  # tokens of a prompt; of a text for an encoder
 DECODE = 128
+REFIT = "+refit"  # end of a rule's text: the values of kept keys are refitted
 RULES = (
+    "fisher+refit",
     "fisher",
     "kvzip_plus",
     "kvzip",
@@ -44,7 +46,11 @@ class CompressSpec(RunSpec):
         description="instead of --keep: the loss that may be added, in nats per token",
     )
     rules: tuple[str, ...] | None = Field(
-        default=None, description="eviction rules, e.g. fisher or sinks:4+recent; may be repeated"
+        default=None,
+        description=(
+            "eviction rules, e.g. fisher or sinks:4+recent, with +refit at the end to refit the"
+            " values of kept keys; may be repeated"
+        ),
     )
     splits: tuple[Literal["uniform", "cut", "layer", "pages", "exact"], ...] | None = Field(
         default=None,
@@ -61,7 +67,18 @@ class CompressSpec(RunSpec):
     )
     decode: PositiveInt = Field(default=DECODE, description="tokens decoded after each prompt")
     needles: NonNegativeInt = Field(
-        default=0, description="facts to plant in the prompts, and to ask for after compression"
+        default=0,
+        description=(
+            "prompts with planted facts that are asked for after compression, of each kind of"
+            " --needle-kinds"
+        ),
+    )
+    needle_kinds: tuple[Literal["single", "several", "distractor"], ...] = Field(
+        default=("single", "several", "distractor"),
+        description=(
+            "single (one fact), several (four facts, all asked for), distractor (a fact beside a"
+            " similar one); may be repeated"
+        ),
     )
     check: bool = Field(
         default=False, description="also predict with cross terms between heads, beside measured KL"
@@ -76,6 +93,9 @@ class CompressSpec(RunSpec):
     draws: PositiveInt = Field(default=2, description="draws of rules that keep by chance")
     observe: PositiveInt = Field(
         default=64, description="last queries of the prompt that rules such as snapkv read"
+    )
+    replay: float = Field(
+        default=1.0, gt=0, le=1, description="share of the prompt that is replayed to score keys"
     )
     sinks: NonNegativeInt = Field(default=4, description="first keys that are always kept")
     recent: NonNegativeInt = Field(default=16, description="last keys that are always kept")
@@ -111,9 +131,15 @@ class CompressSpec(RunSpec):
     @field_validator("rules", mode="before")
     @classmethod
     def _rules(cls, value: Any) -> tuple[str, ...] | None:
-        if value is not None and not value:
+        if value is None:
+            return None
+        texts = (value,) if isinstance(value, str) else tuple(value)
+        if not texts or not all(isinstance(text, str) for text in texts):
             raise ValueError(f"expected a list of rules, got {value!r}")
-        return None if value is None else open_rules(value)
+        found = (
+            open_rules(text.removesuffix(REFIT))[0] + REFIT * text.endswith(REFIT) for text in texts
+        )
+        return tuple(dict.fromkeys(found))
 
     @field_validator("layers", "heads")
     @classmethod

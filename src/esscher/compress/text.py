@@ -17,7 +17,9 @@ from esscher.compress.choose import Choice, choose, surely_kept
 from esscher.compress.metrics import Outcome
 from esscher.compress.price import head_errors, nats, smallest_share, with_cross_terms
 from esscher.compress.prompt import Prompt, Settings
+from esscher.compress.refit import refit
 from esscher.compress.session import Source
+from esscher.compress.spec import REFIT
 from esscher.hf.call import AttentionCall
 from esscher.hf.gradients import DRAWS, drawn_gradients
 from esscher.hf.interventions import Kept, check_acted
@@ -45,7 +47,7 @@ class Text:
         self.source, self.ids, self.tokens = source, ids, tokens
         self.horizons = Horizons()
         spec = source.spec
-        settings = Settings(spec.observe, spec.sinks, spec.recent, seed=spec.seed)
+        settings = Settings(spec.observe, spec.sinks, spec.recent, spec.replay, seed=spec.seed)
         started = time.perf_counter()
         self.prompt = Prompt(
             source.loaded.model,
@@ -117,9 +119,12 @@ class Text:
     def choice(self, cell: Cell) -> Choice:
         """What a cell keeps; the same for the same cell and text."""
         rule, kl = self.source.rules[cell.rule], self.source.spec.kl
+        refitted = cell.rule.endswith(REFIT)
         if kl is not None:
-            return smallest_share(self.prompt, rule, cell.split, kl)[1]
-        return choose(self.prompt, rule, cell.keep, cell.split, self._generator("draw", cell.draw))
+            return smallest_share(self.prompt, rule, cell.split, kl, refitted=refitted)[0]
+        generator = self._generator("draw", cell.draw)
+        choice = choose(self.prompt, rule, cell.keep, cell.split, generator)
+        return refit(self.prompt, choice) if refitted else choice
 
     def left(self, choice: Choice, call: AttentionCall) -> Kept | None:
         """What a layer's queries have left under a choice; None where the layer drops nothing."""
@@ -205,65 +210,73 @@ def _covariance(rows: Tensor) -> Tensor:
     return torch.cov(rows.detach().double().T, correction=0)
 
 
-# ---- A fact planted in a prompt, asked for where the prompt ends.
+# ---- Needles: facts planted in a prompt, asked for where the prompt ends.
 
-PLACES = [
-    "Lisbon",
-    "Oslo",
-    "Cairo",
-    "Lima",
-    "Dublin",
-    "Prague",
-    "Havana",
-    "Warsaw",
-    "Athens",
-    "Geneva",
-]
-FACT = " The secret code of {place} is {number}."
-QUESTION = "\n\nThe secret code of {place} is"
+PLACES = ["Lisbon", "Oslo", "Cairo", "Lima", "Dublin", "Prague", "Havana", "Warsaw", "Athens"]
+FACT = "The secret code of {place} is"
+SIMILAR = "The old code of {place} was"  # what a distractor says
 DIGITS = 5
+FACTS = 4  # of the kind "several"
 
 
 @dataclass(frozen=True)
 class Planted:
-    """``ids`` (1, T): prompt with the fact in it, question and answer; the prompt has ``tokens`` of
-    them.
+    """``ids`` (1, T): a prompt of ``tokens`` tokens with facts in it, then each question with its
+    answer; ``answers``: first place and token ids of each answer.
     """
 
     ids: Tensor
     tokens: int
-    answer: Tensor
+    answers: list[tuple[int, list[int]]]
 
     def found(self, outcome: Outcome) -> float:
-        """1 where every token of the answer is the likeliest, those before it given; else 0."""
-        said = outcome.rows[-len(self.answer) - 1 : -1].argmax(-1)
-        return float(bool((said == self.answer.to(said.device)).all()))
+        """The share of answers whose every token is the likeliest, those before it given."""
+        said = outcome.rows.argmax(-1).tolist()  # row i: the token behind place tokens + i
+        found = [
+            said[place - self.tokens - 1 :][: len(answer)] == answer
+            for place, answer in self.answers
+        ]
+        return sum(found) / len(found)
 
 
-def plant(source: Source, number: int) -> Planted:
-    """The needle of this number: its prompt, depth, place and code follow from the seed."""
+def plant(source: Source, number: int, kind: str) -> Planted:
+    """The needle of this number and kind: a single fact; several, all asked for; or a fact beside
+    a similar one. Its prompt, depths, places and codes follow from the seed.
+    """
     state = random.Random(source.spec.unit_seed({"needle": number}))
-    named = {
-        "place": PLACES[number % len(PLACES)],
-        "number": "".join(str(state.randrange(10)) for _ in range(DIGITS)),
-    }
+    count = FACTS if kind == "several" else 1
+    asked = [(FACT, PLACES[(number + i) % len(PLACES)], _code(state)) for i in range(count)]
+    told = list(asked)
+    if kind == "distractor":
+        told.append((SIMILAR, asked[0][1], _code(state)))
+        state.shuffle(told)
 
     def tokens(text: str) -> list[int]:
         assert source.loaded.tokenizer is not None
-        found = source.loaded.tokenizer(text.format(**named), add_special_tokens=False)
-        return list(found["input_ids"])
+        return list(source.loaded.tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    fact, asked, full = tokens(FACT), tokens(QUESTION), tokens(QUESTION + " {number}")
-    answer = full[len(asked) :]
-    if not answer or full[: len(asked)] != asked or len(fact) >= source.prefill // 2:
+    facts = [tokens(f" {words.format(place=place)} {code}.") for words, place, code in told]
+    room = source.prefill - sum(map(len, facts))
+    if room < source.prefill // 8:
         raise ValueError(
-            f"needles: a fact of {len(fact)} tokens does not fit a prompt of {source.prefill}; use"
-            " a longer --window"
+            f"needles: facts of {source.prefill - room} tokens do not fit a prompt of"
+            f" {source.prefill}; use a longer --window"
         )
     text = source.ids(int(source.texts[number % len(source.texts)]))[0].tolist()
     depth = (number + 0.5) / max(1, source.spec.needles)
-    place = 1 + int(depth * (source.prefill - len(fact) - 1))
-    ids = [*text[:place], *fact, *text[place : source.prefill - len(fact)], *full]
-    return Planted(
-        torch.tensor([ids], device=source.loaded.device), source.prefill, torch.tensor(answer)
-    )
+    depths = sorted((depth + i / len(facts)) % 1 for i in range(len(facts)))
+    cuts = [0, *(1 + int(x * (room - 1)) for x in depths), room]
+    ids = text[: cuts[1]]
+    for i, fact in enumerate(facts):
+        ids += [*fact, *text[cuts[i + 1] : cuts[i + 2]]]
+    answers = []
+    for i, (words, place, code) in enumerate(asked):
+        question = ("\n\n" if i == 0 else ". ") + words.format(place=place)
+        before, full = tokens(question), tokens(f"{question} {code}")
+        answers.append((len(ids) + len(before), full[len(before) :]))
+        ids += full
+    return Planted(torch.tensor([ids], device=source.loaded.device), source.prefill, answers)
+
+
+def _code(state: random.Random) -> str:
+    return "".join(str(state.randrange(10)) for _ in range(DIGITS))

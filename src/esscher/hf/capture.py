@@ -217,7 +217,8 @@ class _Session:
             raise StopForward
         if self.change is not None:
             changed = self.change(shown)
-            call = replace(call, mask=changed.mask, bias=changed.bias)
+            value = call.value if changed.value is shown.value else changed.value
+            call = replace(call, mask=changed.mask, bias=changed.bias, value=value)
         out = call.output()
         return out if self.after is None else self.after(shown, out)
 

@@ -32,11 +32,13 @@ class Kept:
     """The keys that the queries of an attention call keep, of those that its own mask shows; axes
     of length 1 stand for all.
 
-    ``weight``: factor of a kept key in the softmax, where it is not 1.
+    ``weight``: factor of a kept key in the softmax, where it is not 1. ``values``: other values of
+    the first keys.
     """
 
     allowed: Bool[Tensor, "batch heads m keys"]
     weight: Float[Tensor, "batch heads m keys"] | None = None
+    values: Float[Tensor, "batch kv_heads some width"] | None = None
 
 
 @dataclass
@@ -110,6 +112,9 @@ def with_kept(captured: AttentionCall, kept: Kept) -> tuple[AttentionCall, int]:
         left = left | (_nearest(seen) & blind[..., None])
     weighted = kept.weight is not None and bool((kept.weight != 1).any())
     dropped = int((seen & ~left).sum())
+    if kept.values is not None:
+        rest = captured.value[:, :, kept.values.shape[2] :]
+        captured = replace(captured, value=torch.cat([kept.values.to(rest.dtype), rest], 2))
     if not dropped and not weighted:
         return captured, 0
     bias = captured.bias

@@ -15,6 +15,7 @@ from esscher.keep.named import (
 )
 from esscher.keep.position import Global, Recent, Sinks, Strided, Window
 from esscher.keep.ranked import (
+    CriticalKV,
     ExpectedAttention,
     Fisher,
     Heavy,
@@ -45,6 +46,7 @@ __all__ = [
     "BigBird",
     "Chance",
     "Context",
+    "CriticalKV",
     "ExpectedAttention",
     "Fisher",
     "Global",
@@ -83,7 +85,18 @@ __all__ = [
 for _rule in (
     *(Random, Neyman, MagicPIG, AdaptiveRest, LowRank),
     *(Sinks, Recent, Window, Strided, Global),
-    *(TopK, KeyNorm, Heavy, Impact, ExpectedAttention, Fisher, KVzip, KVzipPlus, KVgrad),
+    *(
+        TopK,
+        KeyNorm,
+        Heavy,
+        CriticalKV,
+        Impact,
+        ExpectedAttention,
+        Fisher,
+        KVzip,
+        KVzipPlus,
+        KVgrad,
+    ),
 ):
     register(_rule.name, _rule)
 for _named in (BigBird, H2O, Longformer, RestKV, SnapKV, StreamingLLM, TOVA, VAttention):

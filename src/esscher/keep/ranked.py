@@ -141,6 +141,23 @@ class Heavy(Observed):
 
 
 @dataclass(frozen=True)
+class CriticalKV(Heavy):
+    """The ``size`` keys that come first by mean weight, or by mean weight times |W_O v|_1 (Feng et
+    al. 2025): one list, in which both orders take turns.
+    """
+
+    name: ClassVar[str] = "criticalkv"
+
+    def order(self, context: Context) -> Tensor:
+        weight, values = super().order(context), context.v.double()
+        if context.output is not None:
+            values = torch.cat([values @ w.double() for w in context.output], 1)
+        felt = (weight + 1e-4) * values.abs().sum(1)
+        first, second = ((-x).argsort(stable=True).argsort() for x in (weight, felt))
+        return -torch.minimum(2 * first, 2 * second + 1).double()
+
+
+@dataclass(frozen=True)
 class Impact(Heavy):
     """The ``size`` keys whose loss changes the head's output most, behind W_O: the root mean
     square of pi |W_O (v - output)| over the queries (cf. ReST-KV, CAOTE).

@@ -1,0 +1,110 @@
+"""Refitted values: against least squares by numpy, and what they are for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import esscher as es
+from esscher.compress.choose import choose
+from esscher.compress.price import head_errors, predicted, price
+from esscher.compress.refit import refit
+from esscher.compress.text import Cell, Text
+from esscher.hf.interventions import with_kept
+from tests.compress.runs import source
+
+MODELS = ("llama", "gpt2", "gemma", "gpt_oss")
+RIDGE = 0.3
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def text(request: pytest.FixtureRequest) -> Text:
+    dtype = "float32" if request.param == "gpt_oss" else "float64"
+    rules = ["fisher", "fisher+refit"]
+    found = source(request.param, rules=rules, sinks=1, recent=2, dtype=dtype)
+    return Text(found, found.ids(int(found.texts[0])), found.prefill)
+
+
+def test_values_are_those_of_a_ridge_regression(text: Text) -> None:
+    """By numpy's least squares on the stacked system [W; sqrt(ridge s) I] D = [T; 0]."""
+    prompt, layer, kv = text.prompt, text.calls[0].layer, 0
+    choice = choose(prompt, text.source.rules["fisher"], 0.5, "cut")
+    found = refit(prompt, choice, ridge=RIDGE)
+    assert prompt.metric is not None
+    rows, missing = [], []
+    at = choice.kept[layer][kv].nonzero()[:, 0]
+    for kind, calls in prompt.references.items():
+        own = [call for call in calls if call.layer == layer]
+        for call in own:
+            left = with_kept(call, choice.sparing(prompt.spared[kind]).left(call))[0]
+            for head in range(call.shared):
+                size = float(prompt.metric.of_layer[layer][head].trace())
+                factor = (size / call.query.shape[2] / len(own)) ** 0.5
+                rows.append(factor * left.weights()[0, head][:, at].double())
+                missing.append(factor * (call.output() - left.output())[0, head].double())
+    w, t = torch.cat(rows).numpy(), torch.cat(missing).numpy()
+    size = (w**2).sum(1).mean() * RIDGE
+    stacked = np.vstack([w, size**0.5 * np.eye(len(at))])
+    wanted, *_ = np.linalg.lstsq(stacked, np.vstack([t, np.zeros((len(at), t.shape[1]))]))
+    before = prompt.references["last"][0].value[0, kv, : prompt.keys].double()
+    moved = found.values[layer][kv].double() - before
+    exact = text.full.rows.dtype == torch.float64
+    tolerance = 1e-8 if exact else 1e-4
+    np.testing.assert_allclose(moved[at].numpy(), wanted, rtol=tolerance, atol=tolerance)
+    assert bool((moved[~choice.kept[layer][kv]] == 0).all())
+
+
+def test_errors_fall_at_the_queries_that_values_are_fitted_to(text: Text) -> None:
+    prompt = text.prompt
+    choice = choose(prompt, text.source.rules["fisher"], 0.4, "cut")
+    found = refit(prompt, choice)
+    assert prompt.metric is not None
+    for kind, calls in prompt.references.items():
+        before, after = (
+            predicted(prompt.metric, calls, x.sparing(prompt.spared[kind])) for x in (choice, found)
+        )
+        assert after < before
+    # the price is by queries that the values were not fitted to
+    inside = predicted(
+        prompt.metric, prompt.references["last"], found.sparing(prompt.spared["last"])
+    )
+    assert price(prompt, found).kl > inside
+
+
+def test_a_run_decodes_from_refitted_values(text: Text) -> None:
+    """The same as a model whose cache holds these values; the whole cache needs no refit."""
+    cell = Cell("fisher+refit", "cut", 0.5, 0)
+    choice, outcome, _ = text.run(cell)
+    layers = text.prompt.held.cache.layers
+    before = [layer.values for layer in layers]
+    for number, layer in enumerate(layers):
+        layer.values = choice.values[number][None].to(layer.values)
+    plain, _ = text.decode(lambda call: replace(choice, values={}).left(call))
+    for layer, values in zip(layers, before, strict=True):
+        layer.values = values
+    torch.testing.assert_close(outcome.rows, plain.logits[0], rtol=1e-4, atol=1e-5)
+    whole = refit(text.prompt, choose(text.prompt, text.source.rules["fisher"], 1.0, "cut"))
+    for call in text.calls:
+        assert float(head_errors(call, whole).abs().max()) < 1e-4
+
+
+def test_compress_holds_refitted_values_in_the_same_bytes(text: Text) -> None:
+    model, ids = text.source.loaded.model, text.ids[:, : text.tokens]
+    before = model.config._attn_implementation
+    try:
+        plain, fitted = (
+            es.compress(model, ids, keep=0.5, rule=rule, sinks=1, recent=2)
+            for rule in ("fisher", "fisher+refit")
+        )
+    finally:
+        model.set_attn_implementation(before)
+    assert fitted.compression.bytes == plain.compression.bytes
+    assert fitted.compression.rule.endswith("+refit")
+    pairs = zip(plain.layers, fitted.layers, strict=True)
+    moved = [
+        (a[1] != b[1]).any() for x, y in pairs for a, b in zip(x.held(), y.held(), strict=True)
+    ]
+    assert any(map(bool, moved))
