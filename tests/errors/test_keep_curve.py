@@ -14,8 +14,8 @@ from torch import Tensor
 
 import esscher as es
 import esscher.keep as keep
+from esscher.errors.doubling import inclusion_error
 from esscher.errors.keep_curve import KeepErrors
-from esscher.errors.nodes import inclusion_error
 from esscher.keep.context import Context
 
 KEYS = 40

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.errors.nodes import inclusion_error
+from esscher.errors.doubling import inclusion_error
 from esscher.hf.call import AttentionCall, causal_mask
 from esscher.hf.gradients import DRAWS
 from esscher.intervals import mean_interval

@@ -1,195 +1,275 @@
-"""The integral over kept keys whose probabilities all differ, key by key, to a relative 1e-4:
-compiled, at doubling nodes.
+"""The integral over kept keys whose probabilities all differ, key by key: compiled, at doubling
+nodes.
 
-The formulas are those of esscher.errors.integral, with the trapezoid rule in log t of step log 2,
-whose aliasing is 9e-5 of the mean squared error at most. From one node to the next t doubles, so
-that no exponential is computed but the first: with l = exp(-t eps) - 1,
+The formulas are those of esscher.errors.integral, with the trapezoid rule in log t of step
+log 2 / k as k sequences of nodes. In one sequence t doubles from node to node, so that few
+exponentials are computed: with l = exp(-t eps) - 1,
 
     exp(-2 t eps) - 1 = l (l + 2),
 
 which keeps the relative precision of l, as the square of exp(-t eps) does its own once that is
 small. What lies above a node 2t is bounded by 2 P(t) times a sum of |c|^2 that the node t knows
-already. Inner sums are float64; those of values are one product of matrices in float32.
+already. With k = 1 the aliasing is 9e-5 of the mean squared error at most, and sums of values are
+one product of matrices in float32; with k = 3 it is 1e-16, in float64.
 """
 
 from __future__ import annotations
 
 import math
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numba
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from esscher.errors.curve import QueryErrors
-from esscher.errors.integral import TINY, aliasing
+from esscher.errors.integral import HIGHEST, TINY, aliasing
 
-STEP = math.log(2.0)
-TOL = 2e-6  # of what is cut off at either end, and of float32 products
-# log t of the first node, measured from 1 / what is kept on average. There the aliasing, 2 Re
-# Gamma(2 - iy) exp(iy log tS) with y = 2 pi / log 2, is 0 where nothing else than the average is
-# ever kept.
-LOWEST = -6.693294777457927
+DOUBLE = math.log(2.0)
+# Of float32 and of float64: sequences, what is cut off at either end, log t of the first node
+# measured from 1 / what is kept on average. At the first of these the aliasing, 2 Re Gamma(2 - iy)
+# exp(iy log tS) with y = 2 pi / log 2, is 0 where nothing else than the average is ever kept.
+SINGLE, EXACT = (1, 2e-6, -6.693294777457927), (3, 1e-13, -15.0)
 DEEPER = 3  # nodes further down, where that is not low enough
-TRIES = 12
-NODES = 72  # of a query at most
-QUERIES = 8  # of one task
-ROUNDING = 1e-15  # of p w: below it p w is 1
+NODES = 72  # of a sequence at once
+RUNS = 8  # sequences of one task
+GONE = -600.0  # log(t eps) that does not count even after NODES doublings
+LARGE = 700.0  # exp(700) is a number still
 # smaller numbers are nothing, and their products denormal, which takes processors a hundred times
 # as long
 SLOW = 1e-30
-# Sums over the keys of a query. Of sure keys: eps, eps^2, |c|^2, 1. Of all: |B|, p eps, p (1-p)
-# eps^2 |c|^2, and the largest |c|^2.
-TOTAL, PAIR, SPREAD, COUNT, FIRST, KEPT, SECOND, LARGEST = range(8)
+# Of a query. Of sure keys: log sum eps, log of their unit, eps^2 in that unit, |c|^2, 1; and the
+# largest |c|^2.
+TOTAL, UNIT, PAIR, SPREAD, COUNT, LARGEST = range(6)
+# Of a sequence: log t of its next node and of its lowest, what of the mean squared error and of
+# the pairs is surely found, bounds on what lies above the next node, and whether that is nothing.
+NEXT, LOW, FOUND, PAIRS, REST, REST_PAIRS, CLOSED = range(7)
+# Of a node: t, t in the unit of sure keys, P, whether the vector is in its late form, summed terms,
+# spread, pairs.
+COLUMNS = 7
 # sums in any order; infinity and NaN stay what they are
 FAST = {"reassoc", "contract", "arcp", "nsz"}
-# numbers of a node: t, P, whether the vector is in its late form, summed terms, spread, pairs
-COLUMNS = 6
+
+
+def inclusion_error(
+    scores: Tensor, values: Tensor, probability: Tensor, weight: Tensor | None = None
+) -> QueryErrors:
+    """The error of kept keys to about 1e-13: ``scores``, ``probability``, ``weight`` (m, N),
+    ``values`` (N, d); arrays have one n.
+
+    A key that a query does not see has the score -inf and probability 0. A query that keeps no key
+    counts as no error.
+    """
+    # a common offset costs no digits
+    near = values.double() - values[len(values) // 2].double()
+    drift = torch.softmax(scores.double(), 1) @ near
+    distance = torch.cdist(drift, near, compute_mode="donot_use_mm_for_euclid_dist")
+    found = doubling_errors(scores, near, drift, distance, probability, weight)
+    return replace(found, limit=found.limit + values[len(values) // 2].double().cpu().numpy())
 
 
 def doubling_errors(
-    weight: Tensor, near: Tensor, drift: Tensor, distance: Tensor, p: Tensor, w: Tensor | None
-) -> tuple[QueryErrors, npt.NDArray[np.bool_]]:
-    """Errors at one n, and which of them are known, (m,): a query that needs more than NODES nodes
-    is not, and its numbers mean nothing.
+    scores: Tensor,
+    near: Tensor,
+    drift: Tensor,
+    distance: Tensor,
+    p: Tensor,
+    w: Tensor | None = None,
+    *,
+    single: bool = False,
+) -> QueryErrors:
+    """Errors at one n; ``single``: to a relative 5e-5 of the rms error, and faster.
 
-    float64, on the CPU: softmax weights (m, N), values (N, d) and limits (m, d) from one origin,
-    |c| (m, N), p and w (m, N).
+    Scores, |c|, p and w (m, N); values (N, d) and limits (m, d) from one origin; computed on the
+    CPU, in float64.
     """
-    some, surely, square = p > 0, p == 1, distance.square()
-    counted = some.double() if w is None else torch.where(some, w, 0.0)
-    all_eps = weight * counted
-    # As sum pi c = 0, B = sum p eps c is that of (p w - 1) pi c too, which has no digits to lose
-    # where the rule reweights.
-    lack = p * counted - 1
-    apart = torch.stack(
-        [
-            torch.where(lack.abs() > ROUNDING, lack * weight, 0.0),
-            torch.where(surely, all_eps, 0.0),
-        ]
+    count, tol, lowest = SINGLE if single else EXACT
+    step = DOUBLE / count
+    scores, near, drift, distance, p = (
+        x.double().cpu() for x in (scores, near, drift, distance, p)
     )
-    first, sure = apart @ near - apart.sum(2, keepdim=True) * drift
+    some, surely, square = p > 0, p == 1, distance.square()
+    log_eps = scores if w is None else scores + torch.where(some, w.double().cpu(), 1.0).log()
+    log_eps = torch.where(some, log_eps, -torch.inf)
+    log_eps = log_eps - _finite(log_eps.amax(1, keepdim=True))
+    eps = log_eps.exp()
+    log_sure = torch.where(surely, log_eps, -torch.inf)
+    unit = _finite(log_sure.amax(1))
+    sure_eps = (log_sure - unit[:, None]).exp()
+    first, sure = (e @ near - e.sum(1, keepdim=True) * drift for e in (p * eps, sure_eps))  # B, M
+    # what the mean squared error and the pairs are over t^2 as t goes to 0
+    spread_start = first.square().sum(1) + ((1 - p) * p * eps.square() * square).sum(1)
+    second = torch.stack([spread_start, (p * eps.square()).sum(1)], dim=1)
     columns = (
-        apart[1].sum(1),
-        apart[1].square().sum(1),
+        log_sure.logsumexp(1),
+        unit,
+        sure_eps.square().sum(1),
         torch.where(surely, square, 0.0).sum(1),
         surely.sum(1).double(),
-        first.norm(dim=1),
-        (p * all_eps).sum(1),
-        ((1 - p) * p * all_eps.square() * square).sum(1),
         torch.where(some, square, 0.0).amax(1),
     )
-    sums = torch.stack(columns, dim=1).numpy()
-    # of the keys that chance decides, 0 for the others
-    chances, eps = (torch.where(surely, 0.0, x).numpy() for x in (p, all_eps))
-    far, values = distance.contiguous().numpy(), near.float()
+    of_query = torch.stack(columns, dim=1).numpy()
+    start = lowest - (p * eps).sum(1).clamp_min(TINY).log()
+    chances = torch.where(surely, 0.0, p).numpy()
+    logs, squares = torch.where(surely, -torch.inf, log_eps).numpy(), square.contiguous().numpy()
+    kind = torch.float64 if not single else torch.float32
+    values = near.to(kind)
 
-    def task(start: int) -> tuple[Tensor, ...]:
-        """mse, bias, E sum p^2, and which are known, of QUERIES queries."""
-        part = slice(start, start + QUERIES)
-        m, size = chances[part].shape
-        terms, nodes = np.empty((m * NODES, size), np.float32), np.empty((m * NODES, COLUMNS))
-        room = (np.empty(size), np.empty(size), np.empty(size))
-        counts, known, rows = torch.zeros(m, dtype=torch.int64), torch.zeros(m, dtype=torch.bool), 0
-        for i in range(m):
-            # each array alone: only then the compiler makes vector operations of the inner sums
-            keys = chances[start + i], eps[start + i], far[start + i]
-            counts[i], known[i] = _march(keys, sums[start + i], room, terms[rows:], nodes[rows:])
-            rows += int(counts[i])
-        owner = torch.repeat_interleave(torch.arange(m), counts)
-        t, chance, late, summed, spread, pairs = torch.from_numpy(nodes[:rows]).unbind(1)
-        base = torch.where(late[:, None] > 0, sure[part][owner], first[part][owner])
-        moved = (torch.from_numpy(terms[:rows]) @ values).double()
-        vector = base + moved - summed[:, None] * drift[part][owner]
-        share = STEP * t * chance
-        of_rows = torch.stack(
-            [share * t * (vector.square().sum(1) + spread), share * t * pairs], dim=1
+    def task(begin: int) -> tuple[Tensor, Tensor]:
+        """mse and E sum p^2, (m, 2), and bias, (m, d), of some queries."""
+        queries = range(begin, min(begin + max(1, RUNS // count), len(p)))
+        runs = [query for query in queries for _ in range(count)]
+        state = np.zeros((len(runs), 7))
+        state[:, NEXT] = start[runs].numpy() + step * np.tile(np.arange(count), len(queries))
+        state[:, LOW], state[:, REST:CLOSED] = state[:, NEXT], math.inf
+        terms = torch.empty(len(runs) * NODES, p.shape[1], dtype=kind)
+        nodes = np.empty((len(runs) * NODES, COLUMNS))
+        grown, lost, left, share = np.empty((4, p.shape[1]))
+        numbers = torch.zeros(len(queries), 2, dtype=torch.float64)
+        bias, rest = (
+            torch.zeros(size, near.shape[1]).double() for size in (len(queries), len(runs))
         )
-        numbers = torch.cat([of_rows, share[:, None] * vector], dim=1)
-        found = torch.zeros(m, numbers.shape[1], dtype=torch.float64).index_add_(0, owner, numbers)
-        begin = counts.cumsum(0) - counts
-        # Below the first node, at t, the bias has t (B - t G) left. Over these nodes the sum of t
-        # is that t, and of t^2 a third of its square; the first node says what B - t G is.
-        lowest = 2 * first[part] + chance[begin, None] * vector[begin]
-        bias = found[:, 2:] + STEP * t[begin, None] * lowest / 3
-        return found[:, 0], bias, found[:, 1], known
+        todo = dict.fromkeys(range(len(runs)), NODES)  # how many nodes each sequence goes on for
+        while todo:
+            owner, begins = list[int](), dict[int, int]()
+            for run, limit in todo.items():
+                at = begins[run] = len(owner)
+                query = runs[run]
+                # each array alone: only then the compiler makes vector operations of inner sums
+                nodes_added = _upward(
+                    chances[query],
+                    logs[query],
+                    squares[query],
+                    grown,
+                    lost,
+                    left,
+                    share,
+                    of_query[query],
+                    state[run],
+                    step,
+                    tol,
+                    terms.numpy()[at : at + limit],
+                    nodes[at : at + limit],
+                )
+                owner += [run] * nodes_added
+            rows = torch.tensor([runs[run] for run in owner])
+            t, in_unit, chance, late, summed, spread, pairs = torch.from_numpy(
+                nodes[: len(owner)]
+            ).unbind(1)
+            base = torch.where(
+                late[:, None] > 0, in_unit[:, None] * sure[rows], t[:, None] * first[rows]
+            )
+            moved = (terms[: len(owner)] @ values).double()
+            vector = base + moved - summed[:, None] * drift[rows]
+            numbers_of = torch.stack([vector.square().sum(1) + spread, pairs], dim=1)
+            numbers.index_add_(0, rows - begin, step * chance[:, None] * numbers_of)
+            bias.index_add_(0, rows - begin, step * chance[:, None] * vector)
+            todo = {}
+            for run, at in begins.items():
+                low, query = state[run, LOW], runs[run]
+                below = math.exp(min(2 * low, LARGE)) * second[query]
+                if nodes[at, 0] == math.exp(min(low, LARGE)):
+                    # Below the first node, at t, the bias has t (B - t G) left. Over these nodes
+                    # the sum of t is that t, and of t^2 a third of its square; the first node says
+                    # what B - t G is.
+                    ends = 2 * t[at] * first[query] + chance[at] * vector[at]
+                    rest[run] = step * ends / 3
+                if not state[run, CLOSED]:
+                    todo[run] = NODES
+                elif bool((below > 2 * tol * numbers[query - begin] / count + TINY).any()):
+                    state[run, NEXT] = state[run, LOW] = low - DEEPER * DOUBLE
+                    todo[run] = DEEPER
+        bias.index_add_(0, torch.tensor(runs) - begin, rest)
+        return numbers, bias
 
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        parts = list(pool.map(task, range(0, len(p), QUERIES)))
-    mse, bias, sum_p2, known = (
-        torch.cat(column)[:, None].numpy() for column in zip(*parts, strict=True)
-    )
-    errors = QueryErrors(
-        mse=mse,
-        sum_p2=sum_p2,
+        parts = list(pool.map(task, range(0, len(p), max(1, RUNS // count))))
+    numbers, bias = (torch.cat(column).numpy() for column in zip(*parts, strict=True))
+    return QueryErrors(
+        mse=numbers[:, :1],
+        sum_p2=numbers[:, 1:],
         limit=drift.numpy(),
         delta=np.full(len(p), np.nan),
-        bias=bias,
-        accuracy=aliasing(STEP) / 2 + TOL,
+        bias=bias[:, None],
+        accuracy=aliasing(step) / 2 + tol,
     )
-    return errors, known[:, 0]
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy")
-def _march(keys: Any, sums: Any, room: Any, terms: Any, nodes: Any) -> tuple[int, bool]:
-    """How many nodes one query has, and whether nothing is left on either side of them."""
-    second, t = sums[FIRST] ** 2 + sums[SECOND], math.exp(LOWEST) / max(sums[KEPT], TINY)
-    for _ in range(TRIES):
-        count, found, closed = _upward(keys, sums, t, room, terms, nodes)
-        if closed and t * t * second <= 2 * TOL * found + TINY:
-            return count, True
-        t /= 2**DEEPER
-    return count, False
+def _finite(x: Tensor) -> Tensor:
+    return torch.where(x > -torch.inf, x, 0.0)
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
 def _upward(
-    keys: Any, sums: Any, t: float, room: Any, terms: Any, nodes: Any
-) -> tuple[int, float, bool]:
-    """Nodes from t up: how many, what of the mean squared error is surely found, and whether
-    nothing is left above them.
+    p: Any,
+    logs: Any,
+    squares: Any,
+    grown: Any,
+    lost: Any,
+    left: Any,
+    share: Any,
+    query: Any,
+    state: Any,
+    step: float,
+    tol: float,
+    terms: Any,
+    nodes: Any,
+) -> int:
+    """How many nodes were added, up to the length of ``nodes``: fewer where nothing is left above
+    them.
     """
-    p, eps, far = keys
-    lost, left, share = room
+    log_t = state[NEXT]
     for j in range(p.size):
-        lost[j], left[j] = math.expm1(-t * eps[j]), math.exp(-t * eps[j])
-    found, pairs, rest, rest_pairs = 0.0, 0.0, math.inf, math.inf
-    for node in range(NODES):
+        u = log_t + logs[j]
+        grown[j] = math.exp(min(u, HIGHEST)) if u > GONE else 0.0
+        lost[j], left[j] = math.expm1(-grown[j]), math.exp(-grown[j])
+    closed = state[CLOSED] > 0.0
+    for node in range(len(nodes)):
         product, spread, pair, sum_late, sum_early, above, above_pair = _sums(
-            p, eps, far, lost, left, share
+            p, squares, grown, lost, left, share
         )
-        chance = math.exp(-t * sums[TOTAL]) * product
-        # of the two forms of the vector the one that float32 rounds less
+        chance = math.exp(-math.exp(min(log_t + query[TOTAL], LARGE))) * product
+        in_unit = math.exp(min(log_t + query[UNIT], HIGHEST))
+        pair += in_unit * in_unit * query[PAIR]
+        # of the two forms of the vector the one that is rounded less
         is_late = sum_late < -sum_early
         _store(share, p, lost, left, is_late, terms[node])
-        _double(lost, left)
-        nodes[node, 0], nodes[node, 1], nodes[node, 2] = t, chance, 1.0 if is_late else 0.0
-        nodes[node, 3] = sum_late if is_late else sum_early
-        nodes[node, 4], nodes[node, 5] = spread, pair + sums[PAIR]
-        found += STEP * t * t * chance * spread
-        pairs += STEP * t * t * chance * (pair + sums[PAIR])
-        if rest <= TOL * found + TINY and rest_pairs <= TOL * pairs + TINY:
-            return node + 1, found, True
+        _double(grown, lost, left)
+        nodes[node, 0], nodes[node, 1] = math.exp(min(log_t, LARGE)), in_unit
+        nodes[node, 2], nodes[node, 3] = chance, 1.0 if is_late else 0.0
+        nodes[node, 4] = sum_late if is_late else sum_early
+        nodes[node, 5], nodes[node, 6] = spread, pair
+        state[FOUND] += step * chance * spread
+        state[PAIRS] += step * chance * pair
+        log_t += DOUBLE
+        if closed:  # nodes below the first one
+            continue
+        state[NEXT] = log_t
+        if (
+            state[REST] <= tol * state[FOUND] + TINY
+            and state[REST_PAIRS] <= tol * state[PAIRS] + TINY
+        ):
+            state[CLOSED] = 1.0
+            return node + 1
         # an output is a mean of kept values, so that its error is at most the largest |c|, or the
         # root of their summed squares
-        rest = 2 * chance * min(sums[LARGEST], sums[SPREAD] + above)
-        rest_pairs = 2 * chance * min(1.0, sums[COUNT] + above_pair)
-        t *= 2
-    return NODES, found, False
+        state[REST] = 2 * chance * min(query[LARGEST], query[SPREAD] + above)
+        state[REST_PAIRS] = 2 * chance * min(1.0, query[COUNT] + above_pair)
+    return len(nodes)
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=FAST)
 def _sums(
-    p: Any, eps: Any, far: Any, lost: Any, left: Any, share: Any
+    p: Any, squares: Any, grown: Any, lost: Any, left: Any, share: Any
 ) -> tuple[float, float, float, float, float, float, float]:
     """Over the keys at one node: product of D, spread, pairs, sums of the terms that both forms of
     the vector have.
 
-    The last two: sums of p x / D times |c|^2 and 1. ``lost``: x - 1; ``left``: x; ``share``: gets p
-    eps / D.
+    The last two: sums of p x / D times |c|^2 and 1. ``grown``: t eps; ``lost``: x - 1; ``left``: x;
+    ``share``: gets p t eps / D.
     """
     product = 1.0
     spread = pair = sum_late = sum_early = above = above_pair = 0.0
@@ -198,23 +278,21 @@ def _sums(
         d = stay + p[j] * left[j]
         some = p[j] / d
         alive = some * left[j]  # p x / D
-        weight = alive * eps[j]
-        shed = some * stay * eps[j] * lost[j]
+        weight = alive * grown[j]
         product *= d
-        share[j] = some * eps[j]
+        share[j] = some * grown[j]
         sum_late += weight
-        sum_early += shed
-        square = far[j] * far[j]
-        pair += weight * eps[j]
-        spread += weight * eps[j] * stay / d * square
-        above += alive * square
+        sum_early += share[j] * stay * lost[j]
+        pair += weight * grown[j]
+        spread += weight * grown[j] * stay / d * squares[j]
+        above += alive * squares[j]
         above_pair += alive
     return product, spread, pair, sum_late, sum_early, above, above_pair
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=FAST)
 def _store(share: Any, p: Any, lost: Any, left: Any, is_late: bool, row: Any) -> None:
-    """The terms of one form of the vector, as float32."""
+    """The terms of one form of the vector."""
     if is_late:
         for j in range(row.size):
             term = share[j] * left[j]
@@ -225,10 +303,11 @@ def _store(share: Any, p: Any, lost: Any, left: Any, is_late: bool, row: Any) ->
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=FAST)
-def _double(lost: Any, left: Any) -> None:
-    """x - 1 and x at the next node."""
+def _double(grown: Any, lost: Any, left: Any) -> None:
+    """t eps, x - 1 and x at the next node."""
     for j in range(lost.size):
         more = lost[j] * (lost[j] + 2.0)
         square = left[j] * left[j] if left[j] > SLOW else 0.0
         left[j] = square if lost[j] < -0.5 else 1.0 + more
         lost[j] = more
+        grown[j] = min(2.0 * grown[j], 1000.0)

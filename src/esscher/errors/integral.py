@@ -11,10 +11,11 @@ One query; e_j = exp(score_j), c_j = value_j - limit, b_j = variance of the valu
     E Gamma_n - Gamma      = n int E[e c exp(-te)] phi^(n-1) dt
     E sum_j p_j^2          = n int t E[e^2 exp(-te)] phi^(n-1) dt
 
-``kept_errors``, each key kept with its own probability p_j and then counted w_j times: eps_j =
-w_j e_j, x_j = exp(-t eps_j), D_j = 1 - p_j + p_j x_j, g_j = p_j eps_j x_j / D_j. Sure keys (p = 1)
-are two numbers of a query, S = sum eps_j and M = sum eps_j c_j. With P = exp(-tS) prod_j D_j, and
-sums and products over the other keys:
+Each key kept with its own probability p_j and then counted w_j times (esscher.errors.doubling;
+``bernoulli_errors``: one p for all keys, none of them sure, w = 1): eps_j = w_j e_j, x_j = exp(-t
+eps_j), D_j = 1 - p_j + p_j x_j, g_j = p_j eps_j x_j / D_j. Sure keys (p = 1) are two numbers of a
+query, S = sum eps_j and M = sum eps_j c_j. With P = exp(-tS) prod_j D_j, and sums and products over
+the other keys:
 
     E||Gamma_keep - Gamma||^2 = int t P ( |M + sum_j g_j c_j|^2
                                           + sum_j p_j (1-p_j) eps_j^2 x_j / D_j^2 |c_j|^2 ) dt
@@ -33,7 +34,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol, runtime_checkable
 
@@ -253,60 +253,18 @@ class _Replacement:
         )
 
 
-# ---- Each key kept with a probability, beside keys that are kept surely.
+# ---- Each key kept with one probability.
 
 
-@dataclass(frozen=True)
-class SureKeys:
-    """Sums over the sure keys of each query; e is measured from ``log_unit``, which is itself
-    measured from the anchor of the other keys.
+@lru_cache(maxsize=64)  # a grid remembers their samples
+def _kernels_of_kept(p: float, q: float) -> tuple[Family, Family]:
+    """Kernels of the integrals and of their tails below. ``q``: 1 - p.
+
+    p (1-p) e^2 x / D^2 is g e - g^2 without the cancellation that would spoil it near p = 1. As
+    sum_j e_j c_j = 0, sum_j g_j c_j = sum_j p (1-p) e_j (x_j - 1) / D_j c_j. That early form has
+    the smaller terms while x > (1-p)/(2-p). Besides: derivatives p d/dp of log D and of the terms.
     """
-
-    log_unit: Tensor  # (m,)
-    total: Tensor  # of e, (m,)
-    pair: Tensor  # of e^2, (m,)
-    vector: Tensor  # of e c, (m, d)
-    largest: Tensor  # |c|^2, (m,)
-
-    @classmethod
-    def of(
-        cls, sure: Tensor, log_e: Tensor, v: Tensor, limit: Tensor, distance: Tensor
-    ) -> SureKeys:
-        """``sure``, ``log_e`` and ``distance`` |c| (m, N); ``v`` (N, d) and ``limit`` (m, d) from
-        one origin.
-        """
-        log_e = log_e.masked_fill(~sure, -torch.inf)
-        unit = log_e.amax(1)
-        unit = torch.where(unit > -torch.inf, unit, 0.0)
-        e = (log_e - unit[:, None]).exp()
-        total = e.sum(1)
-        return cls(
-            log_unit=unit,
-            total=total,
-            pair=e.square().sum(1),
-            vector=e @ v - total[:, None] * limit,
-            largest=torch.where(sure, distance.square(), 0.0).amax(1),
-        )
-
-    @classmethod
-    def none(cls, limit: Tensor) -> SureKeys:
-        zero = torch.zeros_like(limit[:, 0]) if limit.shape[1] else limit.sum(1)
-        return cls(zero, zero, zero, torch.zeros_like(limit), zero)
-
-
-def _kernels_of_kept(
-    p: float | Tensor, q: float | Tensor, slope: bool
-) -> tuple[Family, Family, float]:
-    """Kernels of the integrals and of their tails below, and the tau up to which the vector is in
-    its early form. ``p``: one probability, or (m, 1, N); ``q``: 1 - p.
-
-    p (1-p) eps^2 x / D^2 is g eps - g^2 without the cancellation that would spoil it near p = 1.
-    With B = M + sum_j p_j eps_j c_j, which vanishes where keys are reweighted by 1/p, M + sum_j g_j
-    c_j = B + sum_j p_j (1-p_j) eps_j (x_j - 1) / D_j c_j. That early form has the smaller terms
-    while x > (1-p)/(2-p). ``slope``: derivatives p d/dp of log D and of the terms of the error.
-    """
-    most = float(q.max()) if isinstance(q, Tensor) else q
-    early = math.log(math.log((1 + most) / most))
+    early = math.log(math.log((1 + q) / q))
 
     def inside(u: Tensor, tau: Tensor) -> dict[str, tuple[str, Tensor]]:
         grown = torch.exp(u.clamp(max=HIGHEST))
@@ -315,19 +273,17 @@ def _kernels_of_kept(
         term = p * grown / d
         pair = term * grown * x
         single = term * torch.where(tau <= early, q * lost, x)
-        found = {
+        rise = -p * lost / d  # -p d log D / dp
+        dearly = term * lost * (q - p + q * rise)
+        return {
             "log_d": ("mass", torch.where(p * lost > -0.5, torch.log1p(p * lost), d.log())),
             "pair": ("mass", pair),
             "square": ("spread", q * pair / d),
             "single": ("value", single),
+            "rise": ("mass", rise),
+            "dsquare": ("spread", pair / d * (q - p + 2 * q * rise)),
+            "dsingle": ("value", torch.where(tau <= early, dearly, single / d)),
         }
-        if slope:
-            rise = -p * lost / d  # -p d log D / dp
-            found["rise"] = ("mass", rise)
-            found["dsquare"] = ("spread", pair / d * (q - p + 2 * q * rise))
-            dearly = term * lost * (q - p + q * rise)
-            found["dsingle"] = ("value", torch.where(tau <= early, dearly, single / d))
-        return found
 
     def below(u: Tensor, tau: Tensor) -> dict[str, tuple[str, Tensor]]:
         """What square and pair are over t^2 as t goes to 0; and of E S."""
@@ -335,140 +291,81 @@ def _kernels_of_kept(
         pair = p * grown * grown
         return {"square": ("spread", q * pair), "pair": ("mass", pair), "mean": ("mass", p * grown)}
 
-    return inside, below, early
-
-
-_kernels_of_share = lru_cache(maxsize=64)(_kernels_of_kept)  # a grid remembers their samples
-
-
-def kept_errors(
-    source: Source,
-    keys: Tensor,
-    p: float | Tensor,
-    q: float | Tensor,
-    sure: SureKeys,
-    first: Tensor,
-    *,
-    step: float,
-    tol: float,
-    slope: bool = False,
-) -> QueryErrors:
-    """The error when each key of the source is kept with probability p < 1, and others surely;
-    arrays have one n.
-
-    ``keys`` (m,): how many keys the weight 1 of the source stands for. ``p``: one probability, or
-    (m, 1, N) for the keys of a KeySource; ``q``: 1 - p; scores are log eps. ``first`` (m, d): B = M
-    + sum_j p_j eps_j c_j. ``slope``: d MSE / d log p, for one p and no sure keys.
-    """
-    kernels = (_kernels_of_kept if isinstance(p, Tensor) else _kernels_of_share)(p, q, slope)
-    sums = _Kept(source, keys.double()[:, None], kernels, sure, first, step, slope)
-    log_sure = sure.log_unit + sure.total.log()
-    log_all = torch.logaddexp(log_sure, keys.double().log() + source.log_first)  # of the largest S
-    least = torch.where(sure.total > 0, log_sure, -source.span)  # and of the smallest
-    log_mean = torch.logaddexp(log_sure, sums.mean.log())
-    start = float((0.5 * math.log(2 * tol) - log_mean.where(log_mean > -torch.inf, 0.0)).min())
-    lowest = -float(log_all.max()) - 18
-    span = -float(least.clamp(max=0).min())
-    march(sums, start, lowest, step, tol, span=span, chunk=source.chunk)
-    return sums.result((aliasing(step) + 2 * tol) / 2)
-
-
-class _Kept:
-    """Running sums over nodes, for m queries and one rule."""
-
-    def __init__(
-        self,
-        source: Source,
-        keys: Tensor,
-        kernels: tuple[Family, Family, float],
-        sure: SureKeys,
-        first: Tensor,
-        step: float,
-        slope: bool,
-    ) -> None:
-        self.source, self.keys, self.sure, self.first = source, keys, sure, first
-        self.inside, start, self.early = kernels
-        self.step, self.slope = step, slope
-        self.sums = first.new_zeros(3, len(first))
-        self.drift = torch.zeros_like(first)
-        self.moves = bool(sure.total.any() or first.any())
-        self.bottom = math.inf  # the lowest node added
-        self.chance = first.new_ones(len(first))  # at half the t of the last node added, or before
-        f = source.contract(self.sums.new_zeros(1), start)
-        square = first.square().sum(1) + (keys * f["square"])[:, 0]
-        pair = (2 * sure.log_unit).exp() * sure.pair + (keys * f["pair"])[:, 0]
-        self.start = torch.stack([square, pair]) / 2
-        self.mean = (keys * f["mean"])[:, 0]
-
-    def add(self, tau: Tensor) -> None:
-        self.bottom = min(self.bottom, float(tau.min()))
-        keys, sure = self.keys, self.sure
-        f = self.source.contract(tau, self.inside)
-        t = (tau + sure.log_unit[:, None]).clamp(max=HIGHEST).exp()  # in units of the sure keys
-        chance = (keys * f["log_d"] - t * sure.total[:, None]).clamp_min(LEAST).exp()
-        self.chance = chance[:, -1 - math.ceil(math.log(2) / self.step)]
-        chance = chance * self.step
-        early = tau <= self.early
-        x = f["single"].mul_(keys)
-        if self.moves:
-            x += sure.vector.T[:, :, None] * torch.where(early, 0.0, t)
-            x += self.first.T[:, :, None] * torch.where(early, tau.exp(), 0.0)
-        mse = keys * f["square"] + squared_length(x)
-        self.sums[0] += (chance * mse).sum(1)
-        pair = t.square() * sure.pair[:, None] + keys * f["pair"]
-        self.sums[1] += (chance * pair).sum(1)
-        if self.slope:
-            cross = 2 * keys * (x * f["dsingle"]).sum(0)
-            rise = keys * (f["dsquare"] - f["rise"] * mse) + cross
-            self.sums[2] += (chance * rise).sum(1)
-        self.drift += (x.transpose(0, 1) @ chance[:, :, None])[:, :, 0]
-
-    def found(self) -> Tensor:
-        return self.sums[:2]
-
-    def above(self, tau: float) -> Tensor:
-        largest = torch.maximum(self.source.largest, self.sure.largest)
-        return 2 * self.chance * torch.stack([largest, torch.ones_like(largest)])
-
-    def below(self, tau: float) -> Tensor:
-        """E[|sum eps c|^2 t^2 exp(-tS)] <= t^2 (|B|^2 + sum_j p_j (1-p_j) eps_j^2 |c_j|^2)."""
-        return math.exp(2 * tau) * self.start
-
-    def result(self, accuracy: float) -> QueryErrors:
-        """Below the lowest node the bias has t B left, a geometric series; the squares t^2."""
-        rest = math.exp(self.bottom) * self.step / math.expm1(self.step)
-        mse, sum_p2, slope = (as_numpy(row[:, None]) for row in self.sums)
-        return QueryErrors(
-            mse=mse,
-            sum_p2=sum_p2,
-            limit=as_numpy(self.source.limit),
-            delta=np.full(len(mse), np.nan),
-            bias=as_numpy((self.drift + rest * self.first)[:, None]),
-            dmse_dlogn=slope if self.slope else None,
-            accuracy=accuracy,
-        )
+    return inside, below
 
 
 def bernoulli_errors(
     source: Source, n: int, of: int, keys: Tensor, *, step: float, tol: float
 ) -> QueryErrors:
     """The error when each key is kept with probability f = n / of; no kept key counts as no error.
+    Arrays have one n.
 
     ``keys`` (m,): how many equal keys each query has. At f = 1 there is no error, and no slope.
     """
-    limit, delta = as_numpy(source.limit), as_numpy(source.delta)
     if n < of:
-        none = SureKeys.none(source.limit)
-        found = kept_errors(
-            source, keys, n / of, (of - n) / of, none, none.vector, step=step, tol=tol, slope=True
-        )
-        return replace(found, delta=delta)
+        sums = _Kept(source, keys.double()[:, None], n / of, (of - n) / of, step)
+        start = float((0.5 * math.log(2 * tol) - sums.mean.log()).min())
+        lowest = -float((keys.double().log() + source.log_first).max()) - 18
+        march(sums, start, lowest, step, tol, span=source.span, chunk=source.chunk)
+        return sums.result((aliasing(step) + 2 * tol) / 2)
+    limit = as_numpy(source.limit)
     pair = as_numpy(torch.exp(source.log_pair - 2 * source.log_first) / keys)[:, None]
     return QueryErrors(
         mse=np.zeros_like(pair),
         sum_p2=pair,
         limit=limit,
-        delta=delta,
+        delta=as_numpy(source.delta),
         bias=np.zeros_like(limit)[:, None],
         dmse_dlogn=np.full_like(pair, np.nan),
     )
+
+
+class _Kept:
+    """Running sums over nodes, for m queries and one probability."""
+
+    def __init__(self, source: Source, keys: Tensor, p: float, q: float, step: float) -> None:
+        self.source, self.keys, self.step = source, keys, step
+        self.inside, start = _kernels_of_kept(p, q)
+        self.sums = keys.new_zeros(3, len(keys))
+        self.drift = torch.zeros_like(source.limit)
+        self.chance = keys.new_ones(len(keys))  # at half the t of the last node added, or before
+        f = source.contract(self.sums.new_zeros(1), start)
+        self.start = torch.stack([keys * f["square"], keys * f["pair"]])[:, :, 0] / 2
+        self.mean = (keys * f["mean"])[:, 0]
+
+    def add(self, tau: Tensor) -> None:
+        keys, f = self.keys, self.source.contract(tau, self.inside)
+        chance = (keys * f["log_d"]).clamp_min(LEAST).exp()
+        self.chance = chance[:, -1 - math.ceil(math.log(2) / self.step)]
+        chance = chance * self.step
+        x = f["single"].mul_(keys)
+        mse = keys * f["square"] + squared_length(x)
+        self.sums[0] += (chance * mse).sum(1)
+        self.sums[1] += (chance * keys * f["pair"]).sum(1)
+        cross = 2 * keys * (x * f["dsingle"]).sum(0)
+        rise = keys * (f["dsquare"] - f["rise"] * mse) + cross
+        self.sums[2] += (chance * rise).sum(1)
+        self.drift += (x.transpose(0, 1) @ chance[:, :, None])[:, :, 0]
+
+    def found(self) -> Tensor:
+        return self.sums[:2]
+
+    def above(self, tau: float) -> Tensor:
+        largest = self.source.largest
+        return 2 * self.chance * torch.stack([largest, torch.ones_like(largest)])
+
+    def below(self, tau: float) -> Tensor:
+        """E[|sum e c|^2 t^2 exp(-tS)] <= t^2 sum_j p (1-p) e_j^2 |c_j|^2."""
+        return math.exp(2 * tau) * self.start
+
+    def result(self, accuracy: float) -> QueryErrors:
+        mse, sum_p2, slope = (as_numpy(row[:, None]) for row in self.sums)
+        return QueryErrors(
+            mse=mse,
+            sum_p2=sum_p2,
+            limit=as_numpy(self.source.limit),
+            delta=as_numpy(self.source.delta),
+            bias=as_numpy(self.drift[:, None]),
+            dmse_dlogn=slope,
+            accuracy=accuracy,
+        )

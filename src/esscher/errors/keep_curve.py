@@ -2,7 +2,7 @@
 esscher.errors.integral.
 
 A rule that leaves nothing to chance: sums over a ranking. Else key by key, each key with its own
-probability: of many float32 inputs by compiled sums (esscher.errors.doubling).
+probability (esscher.errors.doubling).
 """
 
 from __future__ import annotations
@@ -17,16 +17,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from esscher.errors.curve import ErrorCurve, QueryErrors, merged, side_by_side
+from esscher.errors.curve import ErrorCurve, QueryErrors, side_by_side
 from esscher.errors.doubling import doubling_errors
-from esscher.errors.nodes import TOL, inclusion_error
 from esscher.inputs import as_counts, generator_for
 from esscher.keep import LowRank
 from esscher.keep.context import Context
 from esscher.keep.rule import Chance, Ranked, Rule, ranking, refused
 
-FEW_PAIRS = 2**12  # queries x keys up to which plain tensor sums are as fast as compiled ones
-SINGLE = 1e-6  # tolerance of integrals over float32 inputs
+FEW_PAIRS = 2**12  # queries x keys up to which float32 inputs are summed in float64 too
 LOST = 1e-10  # of the trace of a metric: smaller directions are rounding
 
 
@@ -143,20 +141,11 @@ def square_root(metric: Tensor) -> Tensor:
 
 
 def _by_key(context: Context, p: Tensor, w: Tensor | None) -> QueryErrors:
-    """Compiled where inputs are float32 and many."""
-    single = context.dtype != torch.float64
-    by_chance = bool(((p > 0) & (p < 1)).any())
-    many = p.numel() > FEW_PAIRS
-    if not (single and by_chance and many and p.device.type == "cpu"):
-        return inclusion_error(context.scores, context.v, p, w, tol=SINGLE if single else TOL)
-    seen = context.attention, context.near, context.drift, context.distance
-    found, known = doubling_errors(*seen, p, w)
-    if bool(known.all()):
-        return found
-    left = torch.from_numpy(~known)
-    own = None if w is None else w[left]
-    rest = inclusion_error(context.scores[left], context.v, p[left], own, tol=SINGLE)
-    return merged(known, found.take(np.flatnonzero(known)), rest)
+    """To the accuracy of the inputs, and faster, where these are float32 and many."""
+    single = context.dtype != torch.float64 and p.numel() > FEW_PAIRS
+    single = single and bool(((p > 0) & (p < 1)).any())
+    keys = context.scores, context.near, context.drift, context.distance
+    return doubling_errors(*keys, p, w, single=single)
 
 
 # ---- Attention on the first n keys of a ranking, for every n of a ladder: no chance, no integral.

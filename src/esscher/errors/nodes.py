@@ -24,11 +24,8 @@ from esscher.errors.curve import QueryErrors, check_sampling, concatenate, side_
 from esscher.errors.integral import (
     Family,
     Source,
-    SureKeys,
     bernoulli_errors,
-    kept_errors,
     replacement_errors,
-    step_for,
 )
 from esscher.inputs import as_counts
 from esscher.measures.line import Line
@@ -248,69 +245,6 @@ def error_of_kept(
         bias=found.bias + gap * some,
         limit=limit.cpu().numpy()[None],
     )
-
-
-# ---- Keys kept with probabilities and weights of their own: any keep rule.
-
-
-def inclusion_error(
-    scores: Tensor,
-    values: Tensor,
-    probability: Tensor,
-    weight: Tensor | None = None,
-    *,
-    tol: float = TOL,
-) -> QueryErrors:
-    """The error of kept keys: ``scores``, ``probability``, ``weight`` (m, N), ``values`` (N, d);
-    arrays have one n.
-
-    A key that a query does not see has the score -inf and probability 0. A query that keeps no key
-    counts as no error.
-    """
-    near = values.double() - values[len(values) // 2].double()  # a common offset costs no digits
-    rows = max(1, ELEMENTS // (16 * scores.shape[1]))
-    parts = []
-    for at in range(0, len(scores), rows):
-        part = slice(at, at + rows)
-        own = None if weight is None else weight[part]
-        parts.append(_included(scores[part].double(), near, probability[part].double(), own, tol))
-    found = concatenate(parts)
-    return replace(found, limit=found.limit + values[len(values) // 2].double().cpu().numpy())
-
-
-def _included(s: Tensor, v: Tensor, p: Tensor, w: Tensor | None, tol: float) -> QueryErrors:
-    limit = torch.softmax(s, 1) @ v
-    some = p > 0
-    log_eps = torch.where(some, s if w is None else s + torch.where(some, w, 1.0).log(), -torch.inf)
-    by_chance = some & (p < 1)
-    chance = by_chance.any(0).nonzero()[:, 0]  # keys that chance decides for some query
-    own = torch.where(by_chance, p, 0.0)[:, chance]
-    score = log_eps.masked_fill(~by_chance, -torch.inf)[:, chance]
-    anchor = log_eps.amax(1, keepdim=True)
-    anchor = torch.where(anchor > -torch.inf, anchor, 0.0)
-    distance = torch.cdist(limit, v, compute_mode="donot_use_mm_for_euclid_dist")
-    sure = SureKeys.of(p == 1, log_eps - anchor, v, limit, distance)
-    if len(chance) == 0:
-        return _softmax(sure, limit)
-    c = (v[chance] - limit[:, None]).transpose(1, 2)
-    score = score - anchor
-    source = KeySource(score, torch.ones_like(score), distance[:, chance].square(), c)
-    source.limit, source.log_first = limit, score.logsumexp(1)
-    source.largest = distance[:, chance].square().amax(1)
-    first = (c @ (own * score.exp())[:, :, None])[:, :, 0]
-    first = first + sure.log_unit.exp()[:, None] * sure.vector
-    keys, each = torch.ones_like(limit[:, 0]), own[:, None]
-    return kept_errors(source, keys, each, 1 - each, sure, first, step=step_for(tol), tol=tol)
-
-
-def _softmax(sure: SureKeys, limit: Tensor) -> QueryErrors:
-    """Nothing is left to chance: softmax over what is kept."""
-    total = torch.where(sure.total > 0, sure.total, 1.0)
-    bias = sure.vector / total[:, None]
-    columns = bias.square().sum(1), sure.pair / total.square(), bias
-    mse, sum_p2, drift = (x[:, None].cpu().numpy() for x in columns)
-    unknown = np.full(len(mse), np.nan)
-    return QueryErrors(mse=mse, sum_p2=sum_p2, limit=limit.cpu().numpy(), delta=unknown, bias=drift)
 
 
 # ---- Errors of two heads on one random set of keys: they lose the same keys, so that their

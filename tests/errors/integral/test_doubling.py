@@ -12,9 +12,8 @@ import torch
 
 import esscher.keep as keep
 from esscher.errors.curve import QueryErrors
-from esscher.errors.doubling import doubling_errors
+from esscher.errors.doubling import doubling_errors, inclusion_error
 from esscher.errors.keep_curve import KeepErrors
-from esscher.errors.nodes import inclusion_error
 from esscher.keep.context import Context
 
 
@@ -40,9 +39,7 @@ def compare(seen: Context, p: torch.Tensor, w: torch.Tensor | None, rms: float =
 
 
 def doubled(seen: Context, p: torch.Tensor, w: torch.Tensor | None = None) -> QueryErrors:
-    found, known = doubling_errors(seen.attention, seen.near, seen.drift, seen.distance, p, w)
-    assert known.all()
-    return found
+    return doubling_errors(seen.scores, seen.near, seen.drift, seen.distance, p, w, single=True)
 
 
 def of_subsets(seen: Context, p: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -107,27 +104,21 @@ def test_where_nothing_but_the_average_is_kept_the_nodes_have_no_aliasing() -> N
     compare(seen, kept.probability, None, rms=2.5e-6)  # the bound is 4.5e-5
 
 
-def test_weights_so_far_apart_that_nodes_do_not_reach_are_not_answered_here_but_in_the_end() -> (
-    None
-):
+def test_weights_far_apart() -> None:
     """Of a query the largest key is dropped with probability 1/2, and the others are exp(-90) of
-    it.
+    it: the mean over both cases.
     """
     generator = torch.Generator().manual_seed(5)
     k, v = torch.zeros(5000, 3), torch.randn(5000, 3, generator=generator)
     k[0, 0] = 1.0
     seen = Context.of(torch.tensor([[90.0, 0, 0], [1.0, 0, 0]]), k, v, scale=1.0)
-    p = torch.full((5000,), 0.5, dtype=torch.float64)
-    p[1] = 0.4
-    kept = keep.Importance(p, reweight=False).include(seen)
-    exact = inclusion_error(seen.scores, seen.v, kept.probability)
-    _, known = doubling_errors(
-        seen.attention, seen.near, seen.drift, seen.distance, kept.probability, None
-    )
-    assert known.tolist() == [False, True]
-    curve = KeepErrors(seen).curve(keep.Importance(p, reweight=False))
-    assert curve.queries is not None
-    np.testing.assert_allclose(curve.queries.mse, exact.mse, rtol=2e-4)
+    p = torch.full((2, 5000), 0.5, dtype=torch.float64)
+    p[:, 1] = 0.4
+    compare(seen, p, None)
+    without = p.clone()
+    without[:, 0] = 0
+    mse = inclusion_error(seen.scores, seen.v, p).mse[0, 0]
+    assert mse == pytest.approx(inclusion_error(seen.scores, seen.v, without).mse[0, 0] / 2)
 
 
 @pytest.mark.parametrize("text", ["neyman", "neyman:shared", "magicpig:4:tables=20"])

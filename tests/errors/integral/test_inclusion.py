@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import esscher.keep as keep
-from esscher.errors.nodes import error_from_nodes, inclusion_error
+from esscher.errors.doubling import inclusion_error
+from esscher.errors.nodes import error_from_nodes
 from tests.keep.table import RULES
 from tests.keep.test_rules import KEYS, PLACES, context
 

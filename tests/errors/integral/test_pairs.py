@@ -9,7 +9,8 @@ import itertools
 import pytest
 import torch
 
-from esscher.errors.nodes import inclusion_error, pair_error
+from esscher.errors.doubling import inclusion_error
+from esscher.errors.nodes import pair_error
 
 N, WIDTH = 7, 3
 
