@@ -349,7 +349,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ("--planted 0", "planted: a key has a place in a query's own context; use --pool sequence"),
         ("--planted -1", "planted"),
         ("--temperature 1,-1", "temperature: expected a + b log n above 0 for every n, got "),
-        ("--temperature hot", "temperature: expected two numbers a,b such as 0.5,0.1, got 'hot'"),
+        ("--temperature hot", "temperature: expected numbers such as 0.5,0.1, got 'hot'"),
         ("--scale 1,0", "scales: expected finite numbers above 0, got [1.0, 0.0]"),
         ("--scale 1;2", "scales: expected numbers such as 0.1,1,10, got '1;2'"),
         ("--moments -1", "moments"),

@@ -179,7 +179,7 @@ class ProbeSpec(RunSpec):
     @classmethod
     def _positive(cls, value: tuple[float, ...]) -> tuple[float, ...]:
         if not all(scale > 0 for scale in value):
-            raise ValueError(f"expected numbers above 0, got {list(value)}")
+            raise ValueError(f"expected finite numbers above 0, got {list(value)}")
         return tuple(sorted(set(value)))
 
     @field_validator("rules", mode="before")
