@@ -57,7 +57,9 @@ def made_ablation(exponents: tuple[float, ...], seed: int) -> Tables:
     chosen = {(point, "mean"): power for point, power in enumerate(exponents)}
     rows = grid(point=range(len(exponents)), metric="mean")
     scales = [
-        made_heads(72).assign(scale=point, beta_fit=rng.normal(power, 0.01, 72))
+        made_heads(72)
+        .drop(columns="status")
+        .assign(scale=point, beta_fit=rng.normal(power, 0.01, 72))
         for point, power in enumerate(exponents)
     ]
     rates = rows.assign(coupling=10.0 ** rows["point"])
@@ -178,7 +180,8 @@ def made_probe(ends: tuple[float, float], seed: int) -> Tables:
     exponent = np.linspace(*ends, 90) + rng.normal(0, 0.02, 90)
     heads = made_heads(90).assign(coupling=np.geomspace(1, 1000, 90), beta_fit=exponent)
     scaled = heads.assign(scale=2.0, beta_fit=exponent - 0.2 + rng.normal(0, 0.02, 90))
-    return {"probe": {"heads": heads, "scales": pd.concat([heads.assign(scale=0.25), scaled])}}
+    scales = pd.concat([heads.assign(scale=0.25), scaled]).drop(columns="status")
+    return {"probe": {"heads": heads, "scales": scales}}
 
 
 def made_rules(off: float, seed: int) -> Tables:

@@ -243,6 +243,8 @@ def _tail_columns(kind: str, plural: str) -> tuple[Column, ...]:
     words, said = tuple(MEANINGS), tuple(MEANINGS.values())
     shape, ends = f"{kind}_shape", (f"{kind}_shape_low", f"{kind}_shape_high")
     what = f"Pareto shape of the largest {plural}; above 0 is a power tail, of exponent 1/shape."
+    ratio, limits = f"{kind}_ratio", (f"{kind}_ratio_low", f"{kind}_ratio_high")
+    likelier = "Log-likelihood a value of Pareto's tail less that of a Gaussian's."
     return (
         Column(f"{kind}_tail", "word", f"tail of {plural}", whole, words=words, meanings=said),
         Column(
@@ -256,6 +258,9 @@ def _tail_columns(kind: str, plural: str) -> tuple[Column, ...]:
         Column(shape, "float", f"Pareto shape of {plural}", what, ends=ends),
         Column(ends[0], "float", f"shape of {plural}, low", "Lower end of its 95 % interval."),
         Column(ends[1], "float", f"shape of {plural}, high", "Upper end of its 95 % interval."),
+        Column(ratio, "float", f"likelihood ratio of {plural}", likelier, ends=limits),
+        Column(limits[0], "float", f"ratio of {plural}, low", "Lower end of its 95 % interval."),
+        Column(limits[1], "float", f"ratio of {plural}, high", "Upper end of its 95 % interval."),
     )
 
 
@@ -288,6 +293,9 @@ def layer_row(layer: LayerSummary) -> dict[str, Any]:
             f"{kind}_shape": found.shape,
             f"{kind}_shape_low": found.shape_interval[0],
             f"{kind}_shape_high": found.shape_interval[1],
+            f"{kind}_ratio": found.ratio,
+            f"{kind}_ratio_low": found.ratio_interval[0],
+            f"{kind}_ratio_high": found.ratio_interval[1],
         }
         told.append(f"{plural.capitalize()}: {found.reason}.")
         if without.verdict != found.verdict:

@@ -93,6 +93,7 @@ class TailComparison:
     shape_interval: tuple[float, float] = (math.nan, math.nan)
     sigma: float = math.nan
     ratio: float = math.nan
+    ratio_interval: tuple[float, float] = (math.nan, math.nan)
     verdict: str = "unknown"  # one of MEANINGS
     reason: str = ""
 
@@ -236,9 +237,17 @@ def compare(values: Floats, threshold: float, groups: npt.NDArray[np.int64]) -> 
         f" to {shape + shape_half:.2f}; sub-Gaussian scale {sigma:.2f}; log-likelihood ratio"
         f" {ratio:+.2g} a value, {ratio - ratio_half:+.2g} to {ratio + ratio_half:+.2g})"
     )
-    interval = shape - shape_half, shape + shape_half
     return TailComparison(
-        threshold, count, witnesses, shape, interval, sigma, ratio, verdict, reason
+        threshold,
+        count,
+        witnesses,
+        shape,
+        (shape - shape_half, shape + shape_half),
+        sigma,
+        ratio,
+        (ratio - ratio_half, ratio + ratio_half),
+        verdict,
+        reason,
     )
 
 
