@@ -1,8 +1,8 @@
-"""kvpress with a budget for every key-value head from ``esscher budget --export kvpress``, against
+"""kvpress with a budget for every key-value head from ``esscher budget --kvpress``, against
 the same press without one.
 
     esscher probe smollm2 --pool sequence --rules expected --out runs/mine
-    esscher budget runs/mine --rule expected --export kvpress --out expected.npy
+    esscher budget runs/mine --rule expected --kvpress expected.npy
     python examples/kvpress_budget.py expected.npy book.txt [RATIO] [PREFILL] [DECODE]
 
 kvpress is no dependency of esscher: where it cannot be imported, this says so and ends. Tokens are

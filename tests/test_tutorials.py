@@ -99,8 +99,13 @@ def check(
     for block in ran:
         outputs = []
         for command in commands(block.body):
-            code, out, err = run([words.get(word, word) for word in command], capsys)
+            *asked, file = command if ">" in command else [*command, ""]
+            asked = [word for word in asked if word != ">"]
+            code, out, err = run([words.get(word, word) for word in asked], capsys)
             assert code == 0, err
+            if file:
+                (folder / file).write_text(out, "utf-8")
+                continue
             outputs += [line.rstrip() for line in out.splitlines()]
         if block.shown is not None and replaced:
             names = {

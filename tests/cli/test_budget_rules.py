@@ -8,12 +8,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
 
 import esscher as es
 from esscher.probe.budget import budget_table, prune_ratios, rule_budget
 from tests.cli.commands import run
-from tests.models.frontiers import KEYS, frontier, frontier_run
+from tests.models.frontiers import frontier, frontier_run
 from tests.models.probe_runs import few_texts, tiny_model
 
 
@@ -34,7 +33,7 @@ def test_the_budget_of_a_rule(probed: Path, capsys: pytest.CaptureFixture[str]) 
     assert sorted(float(line.split()[2]) for line in lines) == pytest.approx(
         sorted(want.caches["keys"]), rel=5e-3
     )
-    assert following.startswith(f"Next: esscher budget {probed} --rule heavy --export json")
+    assert following.startswith(f"Next: esscher budget {probed} --rule heavy --json > budget.json")
     out = run(["budget", str(probed), "--rule", "heavy", "--all"], capsys)[1]
     worst = want.totals.set_index("split").loc["uniform"]
     assert any(
@@ -90,9 +89,9 @@ def test_without_a_rule_every_rule_is_named_with_its_total(
 def test_what_was_not_measured_is_not_called_the_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two layers of thirty: on the terminal, as JSON, in an export, and in Python."""
+    """Two layers of thirty: on the terminal, as JSON, and in Python."""
     path = str(frontier_run(tmp_path / "run", layers=30, heads=4).path)
-    for arguments in ([], ["--rule", "heavy"], ["--json"], ["--rule", "heavy", "--export", "json"]):
+    for arguments in ([], ["--rule", "heavy"], ["--json"], ["--rule", "heavy", "--json"]):
         code, out, _ = run(["budget", path, *arguments], capsys)
         assert code == 0
         assert "8 of 120 heads, 2 of 30 layers" in out
@@ -133,9 +132,9 @@ def test_a_rule_of_each_query_says_that_the_cache_holds_all(
         ),
         (["--rule", "heavy", "--total", "1601"], "total: expected between 8"),
         (["--rule", "heavy", "--epsilon", "1"], "between 0 and 1"),
-        (["--export", "json"], "--export: give the rule, one of random, sinks:4+recent"),
-        (["--rule", "topk", "--export", "kvpress"], "topk chooses keys for each query"),
-        (["--rule", "neyman", "--export", "kvpress"], "neyman chooses keys for each query"),
+        (["--kvpress", "x.npy"], "--kvpress: give the rule, one of random, sinks:4+recent"),
+        (["--rule", "topk", "--kvpress", "x.npy"], "topk chooses keys for each query"),
+        (["--rule", "neyman", "--kvpress", "x.npy"], "neyman chooses keys for each query"),
     ],
 )
 def test_bad_input(
@@ -173,9 +172,8 @@ def test_the_smallest_cache_for_a_loss(tmp_path: Path, capsys: pytest.CaptureFix
     found = json.loads(run([*asked, "--rule", "heavy", "--json"], capsys)[1])
     want = rule_budget(frontier(nats=True), "heavy", kl=0.05)
     assert [row["nats"] for row in found["caches"]] == want.caches["nats"].tolist()
-    record = json.loads(run([*asked, "--rule", "heavy", "--export", "json"], capsys)[1])
-    assert (record["kl"], record["split"]) == (0.05, "best split")
-    assert [row["keys"] for row in record["caches"]] == want.caches["keys"].tolist()
+    assert found["kl"] == 0.05
+    assert [row["keys"] for row in found["caches"]] == want.caches["keys"].tolist()
     out = run(["budget", str(path), "--kl", "0.5"], capsys)[1]
     assert "beyond" in out  # the second order
     assert "yes" in out or "True" in out
@@ -189,7 +187,7 @@ def test_the_smallest_cache_for_a_loss(tmp_path: Path, capsys: pytest.CaptureFix
         (["--kl", "-1"], "kl: expected a finite number above 0"),
         (["--kl", "nan"], "kl: expected"),
         (["--kl", "0.1", "--epsilon", "0.1"], "expected one of an error, a total and a loss"),
-        (["--rule", "heavy", "--kl", "0.1", "--export", "kvpress"], "and --kl out"),
+        (["--rule", "heavy", "--kl", "0.1", "--kvpress", "x.npy"], "--kl out"),
     ],
 )
 def test_losses_that_cannot_be_told(
@@ -201,46 +199,20 @@ def test_losses_that_cannot_be_told(
     assert len(err.strip().splitlines()) == 1
 
 
-# ---- exports
-# ------------------------------------------------------------------------------------------
-
-
-def test_exports_on_stdout_and_in_files_are_the_same(
-    probed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    want = rule_budget(frontier(), "heavy", 0.1).caches
-    for kind, read in (("json", json.loads), ("yaml", yaml.safe_load)):
-        asked = ["budget", str(probed), "--rule", "heavy", "--epsilon", ".1", "--export", kind]
-        code, out, err = run(asked, capsys)
-        assert (code, err) == (0, "")
-        file = tmp_path / f"heavy.{kind}"
-        assert run([*asked, "--out", str(file)], capsys) == (0, "", f"{file}\n")
-        assert file.read_text("utf-8") == out
-        record = read(out)
-        assert (record["rule"], record["epsilon"], record["text"], record["window"]) == (
-            "heavy",
-            0.1,
-            "prose.txt",
-            512,
-        )
-        assert [row["keys"] for row in record["caches"]] == want["keys"].tolist()
-        assert [row["ratio"] for row in record["caches"]] == pytest.approx(
-            (want["keys"] / KEYS).tolist()
-        )
-        code, out, err = run([*asked, "--out", str(file)], capsys)
-        assert (code, out) == (2, "")
-        assert "it exists already; give another name" in err
+# ---- the array of kvpress
 
 
 def test_the_array_of_kvpress(
     probed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     want = prune_ratios(frontier(), "heavy", 2, 2)
-    asked = ["budget", str(probed), "--rule", "heavy", "--export", "kvpress"]
     file = tmp_path / "new" / "heavy.npy"
-    assert run([*asked, "--out", str(file)], capsys)[0] == 0
+    asked = ["budget", str(probed), "--rule", "heavy", "--kvpress", str(file)]
+    assert run(asked, capsys) == (0, "", f"{file}\n")
     np.testing.assert_array_equal(np.load(file, allow_pickle=False), want)
-    np.testing.assert_allclose(json.loads(run(asked, capsys)[1]), want, atol=1e-6)
+    code, out, err = run(asked, capsys)
+    assert (code, out) == (2, "")
+    assert "it exists already; give another name" in err
 
 
 @pytest.mark.parametrize(
@@ -257,18 +229,18 @@ def test_rules_that_no_press_can_follow_are_refused(
 ) -> None:
     """A press drops keys once, and those it keeps have no weights."""
     path = frontier_run(tmp_path / "run", table=frontier({rule: 0.5})).path
-    code, out, err = run(["budget", str(path), "--rule", rule, "--export", "kvpress"], capsys)
+    code, out, err = run(["budget", str(path), "--rule", rule, "--kvpress", "x.npy"], capsys)
     assert (code, out) == (2, "")
     assert f"kvpress: {rule} {said}" in err
     assert len(err.splitlines()) == 1
-    assert run(["budget", str(path), "--rule", rule, "--export", "json"], capsys)[0] == 0
+    assert run(["budget", str(path), "--rule", rule, "--json"], capsys)[0] == 0
 
 
 def test_a_run_of_some_layers_says_which_it_has(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = frontier_run(tmp_path / "run", layers=30).path
-    code, out, err = run(["budget", str(path), "--rule", "heavy", "--export", "kvpress"], capsys)
+    code, out, err = run(["budget", str(path), "--rule", "heavy", "--kvpress", "x.npy"], capsys)
     assert (code, out) == (2, "")
     assert (
         "expected every key-value head of 30 layers; this run has layers 0, 1, without 2.0, 2.1"
@@ -300,9 +272,10 @@ def test_a_model_whose_heads_share_keys(tmp_path: Path, capsys: pytest.CaptureFi
     losses = run(["budget", str(stored.path), "--kl", "0.001", "--json"], capsys)[1]
     for row in json.loads(losses)["rules"]:
         assert 0 < row["nats"] <= 0.001 * (1 + 1e-3) or row["ratio"] == 1.0
-    array = json.loads(
-        run(["budget", str(stored.path), "--rule", "heavy", "--export", "kvpress"], capsys)[1]
-    )
+    file = tmp_path / "heavy.npy"
+    asked_array = ["budget", str(stored.path), "--rule", "heavy", "--kvpress", str(file)]
+    assert run(asked_array, capsys)[0] == 0
+    array = np.load(file, allow_pickle=False)
     assert np.shape(array) == (99, about["layers"], about["kv_heads"])
     np.testing.assert_allclose(np.mean(array, (1, 2)), np.arange(1, 100) / 100, atol=1e-5)
     found = json.loads(run(["budget", str(stored.path), "--rule", "heavy", "--json"], capsys)[1])

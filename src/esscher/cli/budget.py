@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
 
 from esscher.cli.options import All, option
 from esscher.cli.output import ROWS, Json, log, path_argument, path_option, print_json, say, show
@@ -30,11 +29,9 @@ def budget(
     epsilon: Annotated[float | None, option(BudgetFlags, "epsilon", default=f"{ALLOWED:g}")] = None,
     total: Annotated[int | None, option(BudgetFlags, "total")] = None,
     kl: Annotated[float | None, option(BudgetFlags, "kl")] = None,
-    export: Annotated[
-        str | None, typer.Option(help="Write the budget of the rule: json, yaml or kvpress.")
-    ] = None,
-    out: Annotated[
-        Path | None, path_option("--out", "New file of the export; stdout when left out.")
+    kvpress: Annotated[
+        Path | None,
+        path_option("--kvpress", "New .npy file for kvpress: a split for every share to drop."),
     ] = None,
     everything: All = False,
     as_json: Json = False,
@@ -56,18 +53,22 @@ def budget(
 
     Example: esscher budget runs/mine --kl 0.05
     """
+    import numpy as np
+
     from esscher.probe import budget as budgets
     from esscher.probe.session import measured_part
     from esscher.runs import load_run
+    from esscher.runs.store import write_durable
 
-    _check(export, out, as_json)
     nothing = epsilon is None and total is None and kl is None
     asked = budgets.as_asked(ALLOWED if nothing else epsilon, total, kl)
-    if export == "kvpress" and not nothing:
+    if kvpress is not None and not nothing:
         raise ValueError(
-            "--export kvpress: it holds a split for every share to drop; leave --epsilon, --total"
-            " and --kl out"
+            "--kvpress: it holds a split for every share to drop; leave --epsilon, --total and --kl"
+            " out"
         )
+    if kvpress is not None and os.path.lexists(kvpress):
+        raise ValueError(f"{kvpress}: it exists already; give another name")
     stored = load_run(run)
     frontier, known = budgets.frontier_of(stored, asked), stored.table("about").iloc[0]
     about = {
@@ -78,41 +79,26 @@ def budget(
         "window": int(known["window"]),
     }
     if rule is None and "frontier" in stored.tables:
-        if export is not None:
+        if kvpress is not None:
             names = ", ".join(dict.fromkeys(frontier["rule"]))
-            raise ValueError(f"--export: give the rule, one of {names}")
+            raise ValueError(f"--kvpress: give the rule, one of {names}")
         totals = budgets.budget_table(frontier, [asked])
         if as_json:
             return print_json({**about, **asked._asdict(), "rules": totals.to_dict("records")})
         return _show_rules(totals, about, asked, everything)
     rule = budgets.find_rule(frontier, budgets.RANDOM if rule is None else rule)
-    if export == "kvpress":
+    if kvpress is not None:
+        data = io.BytesIO()
         size = int(known["layers"]), int(known["kv_heads"])
-        return _write(budgets.prune_ratios(frontier, rule, *size), export, out)
+        np.save(data, budgets.prune_ratios(frontier, rule, *size), allow_pickle=False)
+        kvpress.parent.mkdir(parents=True, exist_ok=True)
+        write_durable(kvpress, data.getvalue())
+        return log(str(kvpress))
     found = budgets.rule_budget(frontier, rule, *asked)
-    if export is not None:
-        return _write(budgets.budget_record(found, about), export, out)
     if as_json:
         tables = {name: getattr(found, name).to_dict("records") for name in ("caches", "totals")}
         return print_json({**about, "rule": found.rule, **asked._asdict(), **tables})
     _show_rule(found, about, everything)
-
-
-def _check(export: str | None, out: Path | None, as_json: bool) -> None:
-    from esscher.probe.budget import KINDS
-
-    if export is not None and export not in KINDS:
-        raise ValueError(f"--export: expected {', '.join(KINDS)}, got {export!r}")
-    if export is None and out is not None:
-        raise ValueError(
-            f"--out: it names the file of --export; give --export {' or '.join(KINDS)}"
-        )
-    if export is not None and as_json:
-        raise ValueError(
-            "--json: --export prints or writes the budget already; leave one of them out"
-        )
-    if out is not None and os.path.lexists(out):
-        raise ValueError(f"{out}: it exists already; give another name")
 
 
 def _columns() -> dict[str, Any]:
@@ -182,19 +168,5 @@ def _show_rule(found: Budget, about: Mapping[str, Any], everything: bool) -> Non
     if everything:
         losses = [key for key in ("nats", *ENDS, "beyond") if key in found.totals]
         show("splits", found.totals[SPLITS + losses], _columns())
-    say(
-        f"Next: esscher budget {about['run']} {_flag(asked)}--rule {found.rule} --export json"
-        " --out budget.json, for the keys of every head as a file"
-    )
-
-
-def _write(content: Any, kind: str, out: Path | None) -> None:
-    from esscher.probe.budget import as_bytes
-    from esscher.runs.store import write_durable
-
-    data = as_bytes(content, kind, "" if out is None else out.suffix)
-    if out is None:
-        return print(data.decode(), end="")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_durable(out, data)
-    log(str(out))
+    command = f"esscher budget {about['run']} {_flag(asked)}--rule {found.rule} --json"
+    say(f"Next: {command} > budget.json, for the keys of every head as a file")

@@ -10,10 +10,8 @@ on, so that more keys never cost.
 
 from __future__ import annotations
 
-import io
-import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -21,7 +19,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-import yaml
 
 from esscher.errors.budget import Counts, Sharing, log_rms, tokens_needed
 from esscher.errors.curve import ErrorCurve, Floats
@@ -38,7 +35,6 @@ from esscher.runs.columns import Column
 
 OWN, UNIFORM, CUT, BEST = ("each head its own", "uniform", "one cut", "best split")
 RANDOM = "random"
-KINDS = ("json", "yaml", "kvpress")  # of an export
 UNIT = 1000  # sizes are counted in thousandths of a key: a mean number of keys is not whole
 FEWEST = 1e-9  # relative errors below are rounding; a curve is 0 at its last size only
 THRESHOLDS = 2000  # tried for one cut over all heads
@@ -484,38 +480,6 @@ def _fewest(sharing: Sharing, target: float) -> dict[str, Counts]:
 
 
 # ---- Exports: a record of every key-value head (JSON, YAML), and kvpress's array.
-
-
-def budget_record(found: Budget, about: Mapping[str, Any]) -> dict[str, Any]:
-    """What is kept of every cache, with the error it leaves, and what that holds for."""
-    (total,) = found.totals[found.totals["split"] == found.asked.split].to_dict("records")
-    kept = found.caches.drop(columns=["heads", "best_split"])
-    return {
-        **about,
-        **{name: _plain(value) for name, value in total.items() if name != "saved"},
-        **found.asked._asdict(),
-        "caches": [
-            {name: _plain(value) for name, value in row.items()} for row in kept.to_dict("records")
-        ],
-    }
-
-
-def _plain(value: Any) -> Any:
-    """Neither JSON nor kvpress knows NaN."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def as_bytes(content: dict[str, Any] | npt.NDArray[np.float32], kind: str, ending: str) -> bytes:
-    """The content of a file: an array is .npy where its name ends so, else nested lists."""
-    if isinstance(content, np.ndarray):
-        if ending == ".npy":
-            file = io.BytesIO()
-            np.save(file, content, allow_pickle=False)
-            return file.getvalue()
-        return (json.dumps(content.astype(float).round(6).tolist()) + "\n").encode()
-    if kind == "yaml":
-        return str(yaml.safe_dump(content, sort_keys=False)).encode()
-    return (json.dumps(content, indent=2, allow_nan=False) + "\n").encode()
 
 
 def prune_ratios(
