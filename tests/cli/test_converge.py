@@ -129,17 +129,10 @@ def test_ls_and_export(quick: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert (
         json.loads(run(["ls", str(tmp_path / "runs"), "--json"], capsys)[1])[0]["title"] == "quick"
     )
-    for kind, ending in (
-        ("csv", "csv"),
-        ("parquet", "parquet"),
-        ("netcdf", "nc"),
-        ("json", "json"),
-    ):
-        if ending == "nc":
-            pytest.importorskip("xarray")
+    for kind in ("csv", "json"):
         folder = tmp_path / kind
         assert run(["export", str(out), "--to", kind, "--out", str(folder)], capsys)[0] == 0
-        assert (folder / f"rates.{ending}").stat().st_size > 100
+        assert (folder / f"rates.{kind}").stat().st_size > 100
     rows = json.loads(
         (tmp_path / "json" / "rates.json").read_text("utf-8"), parse_constant=pytest.fail
     )
@@ -249,13 +242,13 @@ def test_bad_presets_end_with_one_line_naming_the_field(
     ("arguments", "words"),
     [
         (["converge", "gausian"], "expected one of anisotropic, compact, gaussian"),
-        (["converge", "missing.yaml"], "no such file"),
+        (["converge", "missing.yaml"], "No such file"),
         (["converge", "hardmax", "--values", "1,2"], "sweeps over nothing"),
         (["converge", "gaussian", "--values", "a"], "--values"),
         (["converge", "gaussian", "--n", "x"], "n: expected numbers"),
         (["resume", "nowhere"], "nowhere"),
         (["export", "nowhere"], "nowhere"),
-        (["export", "nowhere", "--to", "xml"], "--to: expected one of csv, json, parquet, netcdf"),
+        (["export", "nowhere", "--to", "xml"], "--to: expected one of csv, json"),
         (["ls", "nowhere"], "no such folder"),
     ],
 )

@@ -262,7 +262,11 @@ def test_a_killed_run_is_finished_by_a_cluster(
     assert 1 <= Store(out).count() < whole.manifest.units
     assert load_run(out).status != "complete"
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *sys.path]))
-    resumed = execute(asked, out, dask="local", workers=1)
+    distributed = pytest.importorskip("distributed")
+    with distributed.LocalCluster(
+        n_workers=1, threads_per_worker=1, dashboard_address=None
+    ) as cluster:
+        resumed = execute(asked, out, dask=cluster.scheduler_address)
     assert resumed.manifest.starts[1].executor.startswith("dask")
     for name in set(whole.tables) | set(resumed.tables):
         files = (run.path / f"{name}.parquet" for run in (resumed, whole))

@@ -8,11 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from esscher.corpus import CorpusSpec, Windows, make_windows
-from esscher.corpus import windows as windows_module
 from tests.models.tokenizers_for_tests import KINDS, plain_ids, prose, tokenizer
 
 EDGES = {"bert": (1, 1), "gpt2": (0, 0), "llama": (1, 0), "metaspace": (0, 0), "t5": (0, 1)}
@@ -104,56 +101,12 @@ def test_edges_are_those_of_the_tokenizer(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", REAL)
 @pytest.mark.parametrize("number", range(len(HOSTILE)))
-def test_long_documents_are_cut_without_a_trace(
-    kind: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(windows_module, "CHUNK", 512)
+def test_hostile_documents(kind: str, number: int, tmp_path: Path) -> None:
     text = HOSTILE[number]
     made = make_windows(CorpusSpec(text=files(tmp_path, [text])), tokenizer(kind), 29)
     assert kept(made, kind) == plain_ids(kind, text)
     check(made, kind)
-
-
-@pytest.mark.parametrize("kind", REAL)
-def test_real_prose_is_cut_in_many_chunks(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(windows_module, "CHUNK", 1024)
-    cuts: list[Any] = []
-    find = windows_module._find_cut
-    monkeypatch.setattr(windows_module, "_find_cut", lambda *a: cuts.append(find(*a)) or cuts[-1])
-    text = "\n".join(prose()[:8])
-    made = make_windows(CorpusSpec(text=files(tmp_path, [text])), tokenizer(kind), 128)
-    assert made.ids[made.text].tolist() == plain_ids(kind, text)
-    assert made.documents == 1
-    assert len([cut for cut in cuts if cut is not None]) > len(text) // 2048
-    if kind == "llama":
-        # here the space must go with the cut
-        assert any(cut is not None and cut[1] for cut in cuts)
     assert made.text_sha256 == hashlib.sha256(b"\0" + text.encode()).hexdigest()
-
-
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(
-    words=st.lists(st.text(max_size=9), min_size=1, max_size=12),
-    repeats=st.integers(1, 80),
-    kind=st.sampled_from(REAL),
-)
-def test_any_text_is_cut_without_a_trace(
-    words: list[str], repeats: int, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(windows_module, "CHUNK", 512)
-    text = (" ".join(words) * repeats).replace("\0", "").removeprefix("\ufeff")
-    spec = CorpusSpec(text=files(tmp_path, [text]))
-    expected = plain_ids(kind, text)
-    if not text.strip() or not expected:
-        with pytest.raises(ValueError, match="expected text"):
-            make_windows(spec, tokenizer(kind), 16)
-        return
-    made = make_windows(spec, tokenizer(kind), 16)
-    assert kept(made, kind) == expected
 
 
 @pytest.mark.parametrize("documents", ["joined", "separate"])
@@ -232,19 +185,6 @@ def test_windows_must_have_room() -> None:
         make_windows(CorpusSpec(), tokenizer("gpt2"), 0)
     with pytest.raises(ValueError, match="tokenizer: expected one of transformers, got str"):
         make_windows(CorpusSpec(), "bert", 8)
-
-
-def test_progress_is_told() -> None:
-    seen: list[tuple[int, int | None]] = []
-    make_windows(
-        CorpusSpec(max_tokens=40_000),
-        tokenizer("bert"),
-        128,
-        progress=lambda done, all_: seen.append((done, all_)),
-    )
-    assert seen == sorted(seen)
-    assert len(seen) >= 2
-    assert seen[-1] == (40_000, 40_000)
 
 
 def test_kinds_are_all_there() -> None:

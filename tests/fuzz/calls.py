@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from esscher.errors.keep_curve import KeepErrors
-from esscher.hf.call import AttentionCall, given_mask
+from esscher.hf.call import AttentionCall
 from esscher.keep import parse
 from tests.fuzz.draw import Draw
 
@@ -37,7 +37,7 @@ def one(draw: Draw) -> None:
     sinks = rows(heads) if draw.chance(0.5) else None
     back = np.arange(tokens)[:, None] - np.arange(tokens)
     seen = (back >= 0) & (back < (window or tokens))
-    mask = given_mask(torch.from_numpy(seen)[None, None], tokens, tokens)
+    mask = torch.from_numpy(seen)[None, None]
     call = AttentionCall(0, "layer", q, k, v, 0.7, mask, bias, softcap, sinks, None, window)
     score = _scores(call, seen)
     slack = 1e-11 if dtype == torch.float64 else 3e-5

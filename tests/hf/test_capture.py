@@ -233,7 +233,7 @@ def test_the_model_is_as_before_also_after_an_exception(name: str) -> None:
     assert state_of(model) == before
     assert not capturing._SESSIONS
     with capture(model, lambda captured: None) as report, torch.no_grad():
-        assert model.config._attn_implementation == capturing.NAME
+        assert model.config._attn_implementation in (capturing.NAME, capturing.SPELLED)
         model(**inputs)
         model(**inputs)
     assert report.calls == 2 * report.layers == 2 * family.layers

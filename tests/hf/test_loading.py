@@ -188,7 +188,7 @@ def test_names_that_lead_nowhere_are_refused(tmp_path: Path) -> None:
     assert "no such model folder" in refused(" ")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
     assert "no model.safetensors" in refused(tmp_path)
-    assert "got a file" in refused(tmp_path / "config.json")
+    assert "expected a model folder" in refused(tmp_path / "config.json")
 
 
 def test_a_device_that_is_not_there_is_refused(bert: Path) -> None:

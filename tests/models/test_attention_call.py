@@ -20,7 +20,7 @@ from esscher.compress.session import Source, source_of
 from esscher.compress.spec import CompressSpec
 from esscher.compress.text import Text
 from esscher.errors.keep_curve import KeepErrors
-from esscher.hf.call import AttentionCall, causal_mask, given_mask
+from esscher.hf.call import AttentionCall
 from esscher.hf.capture import forward
 from esscher.hf.interventions import intervene, rule_for_every_query, with_kept
 from esscher.keep import parse
@@ -140,7 +140,7 @@ def by_subsets(call: AttentionCall, row: int, chance: torch.Tensor) -> torch.Ten
         query=one.query.expand(size, -1, -1, -1),
         key=one.key.expand(size, -1, -1, -1),
         value=one.value.expand(size, -1, -1, -1),
-        mask=given_mask(left[:, :, None], 1, TOKENS),
+        mask=left[:, :, None],
         bias=None if one.bias is None else one.bias.expand(size, -1, -1, -1),
     )
     error = (many.output() - one.output())[:, :, 0].double()
@@ -295,7 +295,7 @@ def test_a_window_never_drops_the_sink_logit() -> None:
     q, k, v = (torch.randn(2, 20, 4, generator=generator) for _ in range(3))
     info, sinks = LayerInfo(0, 2, 1, 0.5, None, ""), torch.tensor([1.5, 3.0])
     asked = RuleQueries(choosing=np.array([5]), judged=np.array([12, 19]), cut=None)
-    mask = causal_mask(20, 20, q.device)
+    mask = torch.ones(1, 1, 20, 20, dtype=torch.bool).tril()
     call = AttentionCall(0, "", q[None], k[None, :1], v[None, :1], 0.5, mask, sinks=sinks)
     queries = WindowQueries(object.__new__(Session), call, 0, 0, asked.positions)
     scores, rules = queries.scores, [parse("sinks:4+recent"), parse("topk")]

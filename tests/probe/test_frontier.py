@@ -15,7 +15,7 @@ import torch
 
 import esscher as es
 from esscher.errors.doubling import inclusion_error
-from esscher.hf.call import AttentionCall, causal_mask
+from esscher.hf.call import AttentionCall
 from esscher.hf.gradients import DRAWS
 from esscher.intervals import mean_interval
 from esscher.probe.pools import WindowQueries
@@ -472,7 +472,7 @@ def test_a_head_that_overflows_leaves_the_others_alone() -> None:
     q[0, 9, 1] = torch.inf
     rows, info = np.arange(20), LayerInfo(0, 2, 1, 0.5, None, "")
     asked = RuleQueries(rows[8:16], rows[16:], 16)
-    mask = causal_mask(20, 20, q.device)
+    mask = torch.ones(1, 1, 20, 20, dtype=torch.bool).tril()
     call = AttentionCall(0, "", q[None], k[None, :1], v[None, :1], 0.5, mask)
     queries = WindowQueries(object.__new__(Session), call, 0, 0, asked.positions)
     by_head = compare_rules(queries, asked, info, 0, [es.keep.Heavy()])

@@ -75,16 +75,16 @@ def store_run(
     )
     manifest = Manifest.begin(spec, [{"unit": i} for i in range(units)], {}, start)
     arrow = declare(as_tables(tables), declared(spec))
-    for name, table in arrow.items():
-        store.write_table(name, table, manifest.header)
     changes: dict[str, Any] = {
         "status": status,
         "failures": failures,
         "ended": "2026-01-02T03:05:05+00:00",
+        "tables": {name: table.num_rows for name, table in arrow.items()},
+        "checksums": {
+            name: store.write_table(name, table, manifest.header) for name, table in arrow.items()
+        },
     }
-    manifest.replaced(
-        **changes, tables={name: table.num_rows for name, table in arrow.items()}
-    ).write(store)
+    manifest.model_copy(update=changes).write(store)
     return load_run(path)
 
 

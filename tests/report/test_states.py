@@ -76,7 +76,7 @@ def test_empty_run(visit: Visit, tmp_path: Path) -> None:
 
 
 def test_half_of_the_heads_failed(visit: Visit, tmp_path: Path, artefacts: Path) -> None:
-    failure = Failure(index=3, unit={"layer": 3}, reason="ran out of memory", tries=3)
+    failure = Failure(index=3, unit={"layer": 3}, reason="ran out of memory")
     tables = atlas_tables(6, 12, failed=0.5)
     run = store_run(
         tmp_path / "half", ProbeLike(), tables, status="incomplete", units=6, failures=(failure,)

@@ -133,20 +133,8 @@ def test_units_that_fail_on_a_cluster(folder: Path) -> None:
     with cluster(folder, workers=1) as dask, pytest.raises(RunIncomplete) as incomplete:
         execute(WalkSpec(raising=(4,)), folder / "run", dask=dask.address)
     (failure,) = incomplete.value.run.failures
-    assert (failure.index, failure.reason, failure.tries) == (
-        4,
-        "ArithmeticError: walk 4 leads nowhere",
-        3,
-    )
+    assert (failure.index, failure.reason) == (4, "ArithmeticError: walk 4 leads nowhere")
     assert len(incomplete.value.run.table("ends")) == 5
-
-
-@pytest.mark.slow
-def test_a_local_cluster(
-    folder: Path, same_tables: Callable[[Run], bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    assert same_tables(execute(WalkSpec(walks=9), folder / "run", dask="local", workers=2))
 
 
 @pytest.mark.slow
@@ -163,7 +151,7 @@ sys.modules["distributed"] = sys.modules["dask"] = None
 from esscher.runs import RunError, execute
 from tests.runs.job import WalkSpec
 try:
-    execute(WalkSpec(), {str(folder / "run")!r}, dask="local")
+    execute(WalkSpec(), {str(folder / "run")!r}, dask="tcp://127.0.0.1:8786")
 except RunError as refused:
     print(refused)
 """

@@ -124,7 +124,7 @@ def test_a_full_disk_under_workers(
 ) -> None:
     path = disk("size=96k") / "run"
     with pytest.raises(
-        RunError, match=r"no space left on the disk; the \d+ of 40 units .* esscher resume"
+        RunError, match=r"No space left on device; the \d+ of 40 units .* esscher resume"
     ):
         execute(WalkSpec(walks=40), path, workers=2)
     disk("size=4m")
@@ -136,7 +136,7 @@ def test_workers_that_cannot_start(folder: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PYTHONHASHSEED", "nonsense")
     with pytest.raises(
         RunError,
-        match=r"3 workers died before their first unit; the last: its process ended with code 1",
+        match=r"a worker died before its first unit: its process ended with code 1",
     ):
         execute(WalkSpec(), folder / "run", workers=2)
     monkeypatch.undo()

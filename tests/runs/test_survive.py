@@ -141,7 +141,7 @@ def test_a_full_disk(disk: Callable[[str], Path], same_tables: Callable[[Run], b
     path = disk("size=96k") / "run"
     spec = WalkSpec(walks=40)
     with pytest.raises(
-        StoreError, match=r"no space left on the disk; the \d+ of 40 units .* esscher resume"
+        StoreError, match=r"No space left on device; the \d+ of 40 units .* esscher resume"
     ) as full:
         execute(spec, path)
     kept = finished(path)
@@ -149,7 +149,7 @@ def test_a_full_disk(disk: Callable[[str], Path], same_tables: Callable[[Run], b
     assert 5 < len(kept) < 40
     assert not list(path.rglob("*.tmp"))
     assert load_run(path).status == "incomplete"
-    with pytest.raises(StoreError, match="no space left"):
+    with pytest.raises(StoreError, match="No space left"):
         resume(path)
     disk("size=4m")
     run = resume(path)
@@ -163,9 +163,9 @@ def test_a_read_only_disk(disk: Callable[[str], Path], same_tables: Callable[[Ru
     (run.path / "shards" / "000001.parquet").unlink()
     disk("ro")
     try:
-        with pytest.raises(StoreError, match="cannot be written: the file system is read-only"):
+        with pytest.raises(StoreError, match="cannot be written"):
             execute(WalkSpec(), folder / "new")
-        with pytest.raises(StoreError, match="cannot be written: the file system is read-only"):
+        with pytest.raises(StoreError, match="cannot be written"):
             resume(run.path)
         assert len(load_run(run.path).table("ends")) == 6
     finally:
@@ -178,7 +178,7 @@ def test_a_read_only_disk(disk: Callable[[str], Path], same_tables: Callable[[Ru
 )
 def test_a_folder_without_permission(tmp_path: Path) -> None:
     tmp_path.chmod(0o555)
-    with pytest.raises(StoreError, match="permission denied"):
+    with pytest.raises(StoreError, match="no permission"):
         execute(WalkSpec(), tmp_path / "run")
 
 
@@ -187,7 +187,7 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="cannot be written: No such file"):
         write_durable(tmp_path / "none" / "a", b"new")
     (tmp_path / "folder").mkdir()
-    with pytest.raises(StoreError, match="cannot be written: Is a directory"):
+    with pytest.raises(StoreError, match="cannot be written: expected the name of a file"):
         write_durable(tmp_path / "folder", b"new")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a", "folder"]
     assert (tmp_path / "a").read_bytes() == b"old"

@@ -119,7 +119,7 @@ def compress(
     if spec.keep is not None and spec.kl is not None:
         raise ValueError("--keep, --kl: give a size or a loss, not both")
     if out is not None:
-        refuse_foreign(out, spec, {"when": "auto"})
+        refuse_foreign(out)
     source = source_of(spec)
     name = f"{short_name(source.loaded.name)}-compress-{source.spec.hash[:8]}"
     path = out if out is not None else Path("runs") / name

@@ -55,7 +55,7 @@ Workers = Annotated[
 Dask = Annotated[
     str | None,
     typer.Option(
-        help="Run on a Dask cluster: tcp://host:8786, or local to start one here.",
+        help="Run on a Dask cluster, e.g. tcp://host:8786.",
         rich_help_panel=PLACE,
     ),
 ]

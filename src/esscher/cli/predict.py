@@ -106,14 +106,12 @@ def predict(
     from esscher.report.figures import save_predictions
     from esscher.report.style import check_format
     from esscher.runs.spec import read_mapping
-    from esscher.runs.store import check_output
     from esscher.theory.prediction import predictions
 
     found = {} if spec is None else read_mapping(spec)
     fields = {**found, "law": _law(found, flags), "head": _head(found, flags)}
     if figure is not None:
         check_format(figure)
-        check_output(figure)
     check_device(device)
     checked = PredictSpec.model_validate(fields | given(flags, PredictSpec))
     measure = checked.law.build(getattr(torch, checked.dtype), device)

@@ -129,7 +129,7 @@ def probe(
     flags = given(locals())
     from esscher.corpus.documents import check_text
     from esscher.hf.checkpoint import as_read
-    from esscher.probe.job import LEFT_OPEN, open_probe, run_folder
+    from esscher.probe.job import open_probe, run_folder
     from esscher.runs import execute, terminal
     from esscher.runs.progress import cores
     from esscher.runs.run import refuse_foreign
@@ -144,7 +144,7 @@ def probe(
         check_text(spec.corpus)
         return describe_run(spec, as_json)
     if out is not None:
-        refuse_foreign(out, spec, LEFT_OPEN)
+        refuse_foreign(out)
     if sys.stderr.isatty():  # in a log a mistake is one line, with nothing before it
         log(f"reading {as_read(spec.model)} and the text")
     context = open_probe(spec)

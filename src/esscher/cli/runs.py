@@ -20,7 +20,7 @@ from esscher.cli.output import (
     show,
 )
 from esscher.report.style import FORMATS
-from esscher.runs.run import ENDINGS
+from esscher.runs.run import EXPORTS
 
 JOBS = {
     "converge": ("esscher.errors.montecarlo.spec", "esscher.cli.converge:end_converge"),
@@ -132,21 +132,21 @@ def report(
 
 def export(
     run: Annotated[Path, path_argument("Run directory.")],
-    to: Annotated[str, typer.Option(help=f"Format: {', '.join(ENDINGS)}.")] = "csv",
+    to: Annotated[str, typer.Option(help=f"Format: {', '.join(EXPORTS)}.")] = "csv",
     out: Annotated[Path, path_option("--out", "Folder to write to.")] = Path("export"),
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Write over files of these names.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Write the tables of a run as CSV, JSON, Parquet or netCDF files.
+    """Write the tables of a run as CSV or JSON files.
 
     Example: esscher export runs/mine --to csv --out tables
     """
     from esscher.runs import export_run
 
-    if to not in ENDINGS:
-        raise ValueError(f"--to: expected one of {', '.join(ENDINGS)}, got {to!r}")
+    if to not in EXPORTS:
+        raise ValueError(f"--to: expected one of {', '.join(EXPORTS)}, got {to!r}")
     files = [str(file) for file in export_run(run, to=to, out=out, overwrite=overwrite)]
     if as_json:
         return print_json(files)

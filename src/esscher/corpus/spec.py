@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 from typing import Any, Literal
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
@@ -46,10 +45,7 @@ class CorpusSpec(Plain):
     @classmethod
     def _known(cls, encoding: str) -> str:
         try:
-            b"a".decode(encoding)
-            codecs.getincrementaldecoder(encoding)
-        except UnicodeDecodeError:
-            pass  # UTF-16 and its like: known, and one byte is no character
+            "".encode(encoding)
         except (LookupError, ValueError) as cause:
             raise ValueError(
                 f"expected a text encoding such as utf-8, utf-16 or cp1252, got {encoding!r}"

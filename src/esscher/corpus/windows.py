@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from esscher.corpus.documents import Piece, read_pieces
+from esscher.corpus.documents import read_documents
 from esscher.corpus.spec import CorpusSpec
 from esscher.inputs import as_count
 
-CHUNK = 1 << 15  # characters tokenised as one string
-CONTEXT = 256  # characters on either side of a cut that must tokenise as if there were none
-CANDIDATES = 16
-BATCH = 1 << 19  # characters tokenised in one call
-BATCH_ITEMS = 4096
-REPORTED = 1 << 14  # tokens from one call of progress to the next
-SINGLE_SPACE = re.compile(r"(?<=\S)\s(?=\S)")
-WORD_EDGE = re.compile(r"(?<=\S)\b(?=\S)")
+BATCH = 1 << 19  # characters tokenised in one call, and no less than a document
 
 Encode = Callable[[list[str]], list[list[int]]]
-Report = Callable[[int, int | None], object]
-# whether a document starts, its text, and the character left out before it
-Chunk = tuple[bool, str, str]
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,15 +50,13 @@ class Windows:
         return int(np.count_nonzero(self.text))
 
 
-def make_windows(
-    spec: CorpusSpec, tokenizer: Any, length: int, *, progress: Report | None = None
-) -> Windows:
+def make_windows(spec: CorpusSpec, tokenizer: Any, length: int) -> Windows:
     """The corpus as windows of ``length`` token ids: every token of the text once, in order; the
     last one padded.
 
-    Reading stops when ``spec.max_tokens`` tokens of text are there. ``progress(tokens, wanted or
-    None)`` is called now and then. Special tokens that the text itself spells out stay where they
-    are and count as special, not as text.
+    Reading stops when ``spec.max_tokens`` tokens of text are there. A document is tokenised as a
+    whole. Special tokens that the text itself spells out stay where they are and count as special,
+    not as text.
     """
     length = as_count(length, "length")
     if not callable(tokenizer) or not hasattr(tokenizer, "all_special_ids"):
@@ -95,32 +82,16 @@ def make_windows(
             f"length: expected more than the {len(before) + len(after)} special tokens of a window,"
             f" got {length}; take longer windows, or special=False"
         )
-    is_text, most, tokens, due = _is_text(tokenizer), spec.max_tokens, 0, REPORTED
-    text_hash = hashlib.sha256()
-    documents: list[list[npt.NDArray[np.int32]]] = []
-    for (starts, text, gap), ids in _tokenised(spec, encode):
-        text_hash.update((b"\0" if starts else gap.encode("utf-8")) + text.encode("utf-8"))
-        row = np.array(ids, dtype=np.int32)
-        if most is not None and tokens + np.count_nonzero(is_text[row]) > most:
-            row = row[: int(np.searchsorted(np.cumsum(is_text[row]), most - tokens)) + 1]
-        if starts or not documents:
-            documents.append([])
-        documents[-1].append(row)
-        tokens += int(np.count_nonzero(is_text[row]))
-        if tokens == most:
-            break
-        if progress is not None and tokens >= due:
-            progress(tokens, most)
-            due = tokens + REPORTED
-    if tokens == 0:
+    is_text, text_hash = _is_text(tokenizer), hashlib.sha256()
+    rows: list[npt.NDArray[np.int32]] = []
+    for text, row in _tokenised(spec, encode, is_text):
+        text_hash.update(b"\0" + text.encode("utf-8"))
+        if len(row):
+            rows.append(row)
+    if not any(is_text[row].any() for row in rows):
         raise ValueError(
             "corpus: expected text, got none that this tokenizer has tokens for; give other text"
         )
-    if progress is not None:
-        progress(tokens, most)
-    rows = [np.concatenate(parts) for parts in documents]
-    rows = [row for row in rows if len(row)]
-    documents.clear()
     padding = next(
         (n for n in (tokenizer.pad_token_id, tokenizer.eos_token_id) if n is not None), 0
     )
@@ -193,67 +164,32 @@ def _around(tokenizer: Any, encode: Encode) -> tuple[list[int], list[int]]:
     )
 
 
-def _tokenised(spec: CorpusSpec, encode: Encode) -> Iterator[tuple[Chunk, list[int]]]:
-    """Chunks with their ids, a batch at a time; batches are small when few tokens are left to
-    find.
+def _tokenised(
+    spec: CorpusSpec, encode: Encode, is_text: npt.NDArray[np.bool_]
+) -> Iterator[tuple[str, npt.NDArray[np.int32]]]:
+    """Documents with their ids, until there are ``spec.max_tokens`` tokens of text; few documents
+    are tokenised together when few tokens are left to find.
     """
-    batch: list[Chunk] = []
-    size = found = 0
-
-    def encoded() -> Iterator[tuple[Chunk, list[int]]]:
-        return zip(batch, encode([text for _, text, _ in batch]), strict=True)
-
-    for chunk in _chunks(read_pieces(spec), encode):
-        batch.append(chunk)
-        size += len(chunk[1])
-        left = BATCH if spec.max_tokens is None else 8 * (spec.max_tokens - found)
-        if size >= min(BATCH, left) or len(batch) == BATCH_ITEMS:
-            for done in encoded():
-                yield done
-                found += len(done[1])
-            batch, size = [], 0
-    if batch:
-        yield from encoded()
+    documents, most, found = read_documents(spec), spec.max_tokens, 0
+    while most is None or found < most:
+        left = BATCH if most is None else 8 * (most - found)
+        texts = list(_some(documents, min(BATCH, left)))
+        if not texts:
+            return
+        for text, ids in zip(texts, encode(texts), strict=True):
+            row = np.array(ids, dtype=np.int32)
+            if most is not None:
+                row = row[: int(np.searchsorted(np.cumsum(is_text[row]), most - found)) + 1]
+            found += int(np.count_nonzero(is_text[row]))
+            yield text, row
+            if found == most:
+                return
 
 
-def _chunks(pieces: Iterable[Piece], encode: Encode) -> Iterator[Chunk]:
-    """Long documents in chunks that keep their token ids."""
-    rest, starts, gap = "", True, ""
-    for new, text in pieces:
-        if new:
-            if rest:
-                yield starts, rest, gap
-            rest, starts, gap = "", True, ""
-        rest += text
-        place, size = 0, CHUNK
-        while len(rest) - place > size + CONTEXT:
-            cut = _find_cut(rest, place, place + size, encode)
-            if cut is None:
-                size *= 2
-                continue
-            end, skipped = cut
-            yield starts, rest[place:end], gap
-            starts, gap = False, rest[end : end + skipped]
-            place, size = end + skipped, CHUNK
-        rest = rest[place:]
-    if rest:
-        yield starts, rest, gap
-
-
-def _find_cut(text: str, start: int, end: int, encode: Encode) -> tuple[int, int] | None:
-    """A place before ``end`` where a cut changes no token id, and the characters to skip there.
-
-    Tokenizers differ at the start of a string (a space is added, kept or dropped), so each place is
-    tried: the ids of both sides, with the space or without it, must be those of the uncut text.
-    """
-    for pattern, skips in ((SINGLE_SPACE, (0, 1)), (WORD_EDGE, (0,))):
-        places = [
-            match.start() for match in pattern.finditer(text, max(start + 1, end - CHUNK // 4), end)
-        ]
-        for place in reversed(places[-CANDIDATES:]):
-            left, right = text[max(start, place - CONTEXT) : place], text[place : place + CONTEXT]
-            whole, first, *others = encode([left + right, left, *(right[skip:] for skip in skips)])
-            for skip, other in zip(skips, others, strict=True):
-                if first and other and first + other == whole:
-                    return place, skip
-    return None
+def _some(documents: Iterator[str], characters: int) -> Iterator[str]:
+    """The next documents, until they have so many characters."""
+    for text in documents:
+        yield text
+        characters -= len(text)
+        if characters <= 0:
+            return

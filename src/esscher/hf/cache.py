@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from esscher.hf.call import AttentionCall, call_of, given_mask, model_mask
+from esscher.hf.call import AttentionCall, call_of, model_mask
 from esscher.hf.package import transformers
 
 NAME = "esscher_kept"
@@ -120,7 +120,9 @@ def _make_layer_class() -> type:
 
         def attend(self, call: AttentionCall) -> Tensor:
             """(batch, heads, m, width): the output of a call, each head on the keys it holds."""
-            hides = None if call.mask is None else call.mask.hides
+            hides = call.allowed
+            if hides is not None and bool(hides.all()):
+                hides = None
             later = torch.arange(self.prompt, self.prompt + self.later, device=self.device)
             outputs = []
             for kv, (keys, values) in enumerate(self.held()):
@@ -129,8 +131,7 @@ def _make_layer_class() -> type:
                 if hides is not None or call.bias is not None:
                     places = torch.cat([self.positions[kv], later])
                     if hides is not None:
-                        seen = _of_heads(hides, own)[..., places]
-                        mask = given_mask(seen, call.query.shape[2], len(places))
+                        mask = _of_heads(hides, own)[..., places]
                     if call.bias is not None:
                         bias = _of_heads(call.bias, own)[..., places]
                 one = replace(
@@ -139,6 +140,7 @@ def _make_layer_class() -> type:
                     key=keys[:, None],
                     value=values[:, None],
                     mask=mask,
+                    causal=False,
                     bias=bias,
                     sinks=None if call.sinks is None else call.sinks[own],
                 )

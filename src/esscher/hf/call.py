@@ -11,160 +11,55 @@ but it is no key, has no value, and is in no cache.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from esscher.keep.context import Context
 
-
-@dataclass(frozen=True, eq=False)
-class Mask:
-    """A mask that is computed where it is asked for: ``tell(at, keys)`` is (batch or 1, heads or 1,
-    m, keys) and says which keys of a slice the queries ``at`` see. ``causal``: it says j <= i.
-    """
-
-    queries: int
-    keys: int
-    device: torch.device
-    tell: Callable[[Tensor, slice], Tensor] = field(repr=False)
-    causal: bool = False
-    _reach: dict[tuple[int, int], slice] = field(default_factory=dict, init=False, repr=False)
-
-    def rows(self, at: Int[Tensor, " m"]) -> Bool[Tensor, "batch heads m keys"]:
-        """The keys that the queries at these places see."""
-        return self.tell(at, slice(0, self.keys))
-
-    def whole(self) -> Bool[Tensor, "batch heads queries keys"]:
-        """The mask spelled out."""
-        return self.rows(torch.arange(self.queries, device=self.device))
-
-    @functools.cached_property
-    def hides(self) -> Bool[Tensor, "batch heads queries keys"] | None:
-        """The mask spelled out and held, for all layers that share it; None if it hides nothing."""
-        whole = self.whole()
-        return None if bool(whole.all()) else whole
-
-    def block(self, start: int, stop: int) -> tuple[slice, Tensor]:
-        """The keys from the first to the last that any of these queries sees, and which of them
-        each one does. Found once: the layers of a model share their masks.
-        """
-        at = torch.arange(start, stop, device=self.device)
-        if (start, stop) not in self._reach:
-            rows, reach = self.rows(at), slice(0, self.keys)
-            if not rows.is_meta:
-                seen = rows.flatten(0, -2).any(0).nonzero()[:, 0].tolist() or [0]
-                reach = slice(seen[0], seen[-1] + 1)
-            self._reach[start, stop] = reach
-        reach = self._reach[start, stop]
-        return reach, self.tell(at, reach)
+QUIRKS: dict[str, Callable[[Any, dict[str, Any]], dict[str, Any]]] = {}
+"""By class name of an attention module: a function of the module and of the keyword arguments of
+its attention calls that returns them as :func:`call_of` takes them. A family that says scale, cap,
+bias or sinks in words of its own needs one entry.
+"""
 
 
-def causal_mask(queries: int, keys: int, device: torch.device) -> Mask:
-    """Key j is seen by query i when j <= i."""
-
-    def tell(at: Tensor, some: slice) -> Tensor:
-        return (torch.arange(some.start, some.stop, device=device) <= at[:, None])[None, None]
-
-    return Mask(queries, keys, device, tell, causal=queries == keys)
-
-
-def given_mask(allowed: Bool[Tensor, "batch heads m n"], queries: int, keys: int) -> Mask:
-    """A mask spelled out by the model; axes of length 1 stand for all."""
-    spelled = allowed.expand(-1, -1, queries, keys)
-    return Mask(queries, keys, allowed.device, lambda at, some: spelled[:, :, at, some])
-
-
-def split_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+def split_mask(mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
     """(allowed, bias) of a mask: of a float mask the very negative entries forbid, the rest adds.
 
     transformers forbids by the smallest number of the dtype; sums of two reach minus infinity.
     """
-    if mask is None:
-        return None, None
     if mask.dtype == torch.bool:
         return mask, None
     forbidden = mask <= torch.finfo(mask.dtype).min / 2
     rest = mask.masked_fill(forbidden, 0.0)
-    if mask.device.type == "meta":
+    if mask.is_meta:
         return ~forbidden, None
     allowed = ~forbidden if bool(forbidden.any()) else None
     return allowed, rest if bool(rest.any()) else None
 
 
 def model_mask(**given: Any) -> Tensor | None:
-    """The mask of a model's attention, with the arguments of transformers' own mask functions.
+    """The mask of a model's attention, by transformers' own function for fused attention.
 
-    None means that every key is seen; whether a mask is causal is never left to be guessed.
+    None where the module's ``is_causal`` says it all: causal, or every key is seen.
     """
     from transformers.masking_utils import sdpa_mask
 
-    if "q_length" not in given:  # the first releases of transformers 5
-        return sdpa_mask(**{**given, "allow_is_causal_skip": False})
-    padding = given.get("attention_mask")
-    no_numbers = padding is not None and padding.is_meta
-    causal = given.get("allow_is_causal_skip", True) and not no_numbers
-    # a mask function that costs nothing shows whether a mask would be made at all
-    free = {"mask_function": _anything, "use_vmap": False, "allow_is_causal_skip": causal}
-    skipped = sdpa_mask(**{**given, **free}) is None
-    if skipped and not causal:
-        return None
-    queries, keys = given["q_length"], given["kv_length"]
-    whole = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False, "q_offset": 0}
-    asked = {**given, **whole, "attention_mask": None if no_numbers else padding}
-
-    def tell(at: Tensor, some: slice) -> Tensor:
-        def seen(batch: Any, head: Any, query: Any, key: Any) -> Any:
-            return given["mask_function"](batch, head, at[query] + given["q_offset"], key)
-
-        place = {"kv_length": some.stop - some.start, "kv_offset": given["kv_offset"] + some.start}
-        some_rows = {"q_length": len(at), "mask_function": seen, "device": at.device}
-        rows = sdpa_mask(**{**asked, **place, **some_rows})
-        assert rows is not None
-        return rows
-
-    device = torch.device(given.get("device", "cpu"))
-    mask = Mask(queries, keys, device, tell, causal=skipped and queries == keys)
-    return MaskTensor(mask, given["batch_size"])
+    if torch.device(given["device"]).type == "meta":  # numbers are needed to tell causality
+        given |= {"device": torch.device("cpu"), "attention_mask": None}
+    return sdpa_mask(**given)
 
 
-def _anything(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=query.device)
-
-
-class MaskTensor(Tensor):
-    """A mask as models pass it on: a boolean tensor (batch, 1, queries, keys) without memory.
-
-    Any operation on it, besides asking for shape, dtype and device, is done on the whole mask.
-    """
-
-    mask: Mask
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # results are plain tensors
-
-    def __new__(cls, mask: Mask, batch: int) -> MaskTensor:
-        shape = (batch, 1, mask.queries, mask.keys)
-        made: MaskTensor = Tensor._make_wrapper_subclass(
-            cls, shape, dtype=torch.bool, device=mask.device
-        )
-        made.mask = mask
-        return made
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        args, kwargs = tree_map_only(
-            cls, lambda lazy: lazy.mask.whole().expand(lazy.shape), (args, kwargs or {})
-        )
-        return function(*args, **kwargs)
+def spelled_mask(**given: Any) -> Tensor | None:
+    """The same for models that take no mask to show every key, as eager attention does."""
+    return model_mask(**{**given, "allow_is_causal_skip": False})
 
 
 EXPLICIT_SCORES = 1 << 22  # scores held at once where there is no fused kernel
@@ -207,10 +102,11 @@ class AttentionCall:
 
     ``layer`` counts the self-attention layers in order of execution, ``name`` is the module's
     dotted name. ``query`` is (batch, heads, tokens, width); ``key`` and ``value`` are (batch,
-    kv_heads, tokens, width). ``mask`` has causality, windows and padding in it; None: every key is
-    seen. ``bias`` holds finite additive scores (T5), ``sinks`` one logit per head (gpt_oss),
-    ``window`` the sliding window of the layer's configuration, ``hidden`` (batch, tokens, d) what
-    entered the attention module, if it was asked for.
+    kv_heads, tokens, width). ``mask`` (batch or 1, heads or 1, queries or 1, keys) says which keys
+    a query sees; without one it sees all, or, if ``causal``, key j where j <= i. ``bias`` holds
+    finite additive scores (T5), ``sinks`` one logit per head (gpt_oss), ``window`` the sliding
+    window of the layer's configuration, ``hidden`` (batch, tokens, d) what entered the attention
+    module, if it was asked for.
     """
 
     layer: int
@@ -219,12 +115,13 @@ class AttentionCall:
     key: Tensor
     value: Tensor
     scale: float
-    mask: Mask | None = None
+    mask: Tensor | None = None
     bias: Tensor | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
     hidden: Tensor | None = None
     window: int | None = None
+    causal: bool = False
 
     @property
     def heads(self) -> int:
@@ -241,15 +138,21 @@ class AttentionCall:
 
     @property
     def allowed(self) -> Bool[Tensor, "batch heads tokens keys"] | None:
-        """The mask spelled out, for short sequences."""
-        return None if self.mask is None else self.mask.whole().expand(len(self.query), -1, -1, -1)
+        """The mask spelled out; None where every key is seen."""
+        if self.mask is None and not self.causal:
+            return None
+        return self.visible(torch.arange(self.query.shape[2], device=self.query.device))
 
     def visible(self, at: Int[Tensor, " m"]) -> Bool[Tensor, "batch heads m keys"]:
         """Keys that the queries at these positions may see; heads is 1 where they do not differ."""
+        keys = self.key.shape[2]
         if self.mask is not None:
-            return self.mask.rows(at).expand(len(self.query), -1, -1, -1)
-        every = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=at.device)
-        return every.expand(len(self.query), 1, len(at), self.key.shape[2])
+            seen = self.mask if self.mask.shape[2] == 1 else self.mask[:, :, at]
+        elif self.causal:
+            seen = (torch.arange(keys, device=at.device) <= at[:, None])[None, None]
+        else:
+            seen = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=at.device)
+        return seen.expand(len(self.query), -1, len(at), keys)
 
     def bias_at(self, at: Int[Tensor, " m"]) -> Float[Tensor, "batch heads m keys"] | None:
         """Bias of the queries at these positions; heads is 1 where they do not differ."""
@@ -261,15 +164,15 @@ class AttentionCall:
     def take(self, at: Int[Tensor, " m"], place: int | None = None) -> AttentionCall:
         """The same call for the queries at some positions, or of one sequence ``place`` alone."""
         some = slice(None) if place is None else slice(place, place + 1)
-        mask, bias = None, self.bias_at(at)
-        if self.mask is not None:
-            mask = given_mask(self.visible(at)[some], len(at), self.key.shape[2])
+        bias = self.bias_at(at)
+        limited = self.mask is not None or self.causal
         return replace(
             self,
             query=self.query[some, :, at],
             key=self.key[some],
             value=self.value[some],
-            mask=mask,
+            mask=self.visible(at)[some] if limited else None,
+            causal=False,
             bias=None if bias is None else bias[some],
             hidden=None,
         )
@@ -303,14 +206,20 @@ class AttentionCall:
         """
         if at is not None:
             return self.take(at).output()
-        query, key, value, mask = self.query, self.key, self.value, self.mask
+        query, key, value = self.query, self.key, self.value
+        if query.is_meta:
+            return query.new_empty(*query.shape[:3], value.shape[-1])
         explicit = self.softcap is not None or self.sinks is not None
         alike = key.shape[-1] == value.shape[-1]
-        plain = not explicit and self.bias is None and (mask is None or mask.causal)
+        plain = not explicit and self.bias is None and self.mask is None
         if plain and alike and key.shape[-1] <= FUSED_WIDTH:
-            causal = mask is not None and query.shape[2] > 1
             return F.scaled_dot_product_attention(
-                query, key, value, is_causal=causal, scale=self.scale, enable_gqa=self.shared > 1
+                query,
+                key,
+                value,
+                is_causal=self.causal,
+                scale=self.scale,
+                enable_gqa=self.shared > 1,
             )
         key, value = self._for_heads(key), self._for_heads(value)
         most = max(1, EXPLICIT_SCORES // max(1, query.shape[0] * query.shape[1] * key.shape[2]))
@@ -318,12 +227,14 @@ class AttentionCall:
         blocks = []
         for start in range(0, query.shape[2], step):
             at = torch.arange(start, min(start + step, query.shape[2]), device=query.device)
-            reach, seen = slice(0, key.shape[2]), None
-            if mask is not None:
-                reach, seen = mask.block(start, start + len(at))
-            bias = self.bias_at(at)
+            q, bias, seen, reach = query[:, :, at], self.bias_at(at), None, slice(0, key.shape[2])
+            if self.mask is not None or self.causal:
+                seen = self.visible(at)
+                some = seen.flatten(0, -2).any(0).nonzero()[:, 0].tolist() or [0]
+                reach = slice(some[0], some[-1] + 1)
+                seen = seen[..., reach]
             bias = None if bias is None else bias[..., reach]
-            q, k, v = query[:, :, start : start + step], key[:, :, reach], value[:, :, reach]
+            k, v = key[:, :, reach], value[:, :, reach]
             if explicit:
                 scores = score(q, k, self.scale, self.softcap, bias, seen)
                 blocks.append(softmax(scores, self.sinks).to(v.dtype) @ v)
@@ -332,7 +243,7 @@ class AttentionCall:
                 bias = bias.to(q.dtype)
                 seen = bias if seen is None else bias.masked_fill(~seen, -torch.inf)
             blocks.append(F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=self.scale))
-        return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=2)
+        return torch.cat(blocks, dim=2)
 
     def context(
         self, kv_head: int, rows: Int[Tensor, " m"], keys: int | None = None, place: int = 0
@@ -387,44 +298,40 @@ def call_of(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    _dropout: float = 0.0,
-    *,
-    scaling: float | None = None,
-    is_causal: bool | None = None,
-    position_bias: Tensor | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    sliding_window: int | None = None,
+    *_: Any,
     no_mask_is_causal: bool = True,
-    **_: Any,
+    **named: Any,
 ) -> AttentionCall:
     """The call described by the arguments of an attention function of transformers.
 
     Dropout is ignored: models are in eval mode. ``no_mask_is_causal``: a causal module that is
     given no mask means a causal one; eager attention takes it to see every key.
     """
+    if (quirk := QUIRKS.get(type(module).__name__)) is not None:
+        named = quirk(module, named)
     queries, keys = query.shape[2], key.shape[2]
-    mask, bias = None, None
-    if isinstance(attention_mask, MaskTensor):
-        mask = attention_mask.mask
-    elif attention_mask is not None:
-        allowed, bias = split_mask(attention_mask)
-        mask = None if allowed is None else given_mask(allowed, queries, keys)
+    mask, bias, causal = None, named.get("position_bias"), False
+    if attention_mask is not None:
+        mask, added = split_mask(attention_mask)
+        bias = added if bias is None else bias if added is None else bias + added
     elif no_mask_is_causal and queries > 1:
-        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        mask = causal_mask(queries, keys, query.device) if causal else None
-    if position_bias is not None:
-        bias = position_bias if bias is None else bias + position_bias
+        asked = named.get("is_causal")
+        causal = bool(getattr(module, "is_causal", True) if asked is None else asked)
+    if causal and queries != keys:
+        positions = torch.arange(keys, device=query.device)
+        mask, causal = (positions <= positions[:queries, None])[None, None], False
+    scale = named.get("scaling")
     return AttentionCall(
         layer=0,
         name="",
         query=query,
         key=key,
         value=value,
-        scale=1.0 / math.sqrt(query.shape[-1]) if scaling is None else float(scaling),
+        scale=1.0 / math.sqrt(query.shape[-1]) if scale is None else float(scale),
         mask=mask,
+        causal=causal,
         bias=bias,
-        softcap=softcap,
-        sinks=s_aux,
-        window=sliding_window,
+        softcap=named.get("softcap"),
+        sinks=named.get("s_aux"),
+        window=named.get("sliding_window"),
     )

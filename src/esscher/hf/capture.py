@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esscher.hf.call import AttentionCall, call_of, model_mask
+from esscher.hf.call import AttentionCall, call_of, model_mask, spelled_mask
 from esscher.hf.package import quiet, transformers
 
 # Families this is tested on; others that use the attention interface work as well.
@@ -30,6 +30,7 @@ WORKS = (
 OTHER_LAYERS = ("linear", "mamba", "conv", "recurrent", "rwkv", "ssm", "mlp", "moe")
 # transformers treats names that contain "sdpa" or "flash" in its own way.
 NAME = "esscher_capture"
+SPELLED = "esscher_capture_spelled"  # for models that were eager
 CROSS = re.compile(r"cross|encdec|encoder_attn", re.IGNORECASE)
 TOLERANCE = 1e-6
 
@@ -156,11 +157,12 @@ class _Session:
 
     def install(self) -> None:
         package = transformers()
-        package.AttentionInterface.register(NAME, _attention)
-        package.AttentionMaskInterface.register(NAME, model_mask)
+        for name, mask in ((NAME, model_mask), (SPELLED, spelled_mask)):
+            package.AttentionInterface.register(name, _attention)
+            package.AttentionMaskInterface.register(name, mask)
         _SESSIONS.update(dict.fromkeys(self.names, self))
         with quiet():
-            self.model.set_attn_implementation(NAME)
+            self.model.set_attn_implementation(SPELLED if self.eager else NAME)
 
     def remove(self) -> None:
         for config, implementation in self.before:
@@ -217,8 +219,13 @@ class _Session:
             raise StopForward
         if self.change is not None:
             changed = self.change(shown)
-            value = call.value if changed.value is shown.value else changed.value
-            call = replace(call, mask=changed.mask, bias=changed.bias, value=value)
+            call = replace(
+                call,
+                mask=changed.mask,
+                causal=changed.causal,
+                bias=changed.bias,
+                value=call.value if changed.value is shown.value else changed.value,
+            )
         out = call.output()
         return out if self.after is None else self.after(shown, out)
 

@@ -25,7 +25,6 @@ from esscher.hf.package import (
     transformers,
     why,
 )
-from esscher.runs.store import kind_of
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
 # safetensors' names, and torch's
@@ -71,8 +70,7 @@ def resolve(name: Any) -> Source:
     if _is_gguf(path):
         return Source(str(path), path.stem if path.suffix.lower() == ".gguf" else path.name)
     if path.exists():
-        kind = kind_of(path.stat().st_mode)
-        raise ValueError(f"{text}: expected a model folder, a GGUF file or a hub name, got {kind}")
+        raise ValueError(f"{text}: expected a model folder, a GGUF file or a hub name")
     local = text.startswith(("/", "./", "../", "~")) or text.lower().endswith(".gguf")
     if local or text.count("/") > 1 or not text.strip():
         raise ValueError(
@@ -129,10 +127,6 @@ def read_config(source: Source, revision: str | None = None) -> Any:
         raise ValueError(
             f"{source.where}: no config.json in this folder; {_file_instead(source.folder)}"
         )
-    for entry in sorted(source.folder.iterdir()) if source.folder is not None else ():
-        if entry.exists() and not (entry.is_file() or entry.is_dir()):  # a reader would wait
-            kind = kind_of(entry.stat().st_mode)
-            raise ValueError(f"{entry}: expected a file, got {kind}; remove it from the model")
     with reading(source.where, revision) as options:
         config = package.AutoConfig.from_pretrained(**options)
     settings = getattr(config, "quantization_config", None)

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from esscher.hf.call import AttentionCall, given_mask
+from esscher.hf.call import AttentionCall
 from esscher.hf.capture import Sink, escaped, expected_layers, open_session
 from esscher.hf.package import transformers
 from esscher.keep.rule import Rule
@@ -124,12 +124,9 @@ def with_kept(captured: AttentionCall, kept: Kept) -> tuple[AttentionCall, int]:
             kept.weight.clamp_min(torch.finfo(torch.float32).tiny).log().to(captured.query.dtype)
         )
         bias = (added if bias is None else bias + added).expand(-1, -1, queries, keys)
-    return (
-        replace(
-            captured, mask=given_mask(left, queries, keys) if dropped else captured.mask, bias=bias
-        ),
-        dropped,
-    )
+    if dropped:
+        captured = replace(captured, mask=left, causal=False)
+    return replace(captured, bias=bias), dropped
 
 
 def _nearest(seen: Bool[Tensor, "batch heads m keys"]) -> Bool[Tensor, "batch heads m keys"]:

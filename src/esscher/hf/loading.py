@@ -274,11 +274,8 @@ def _look(model: Any, tokenizer: Any, *, masked: bool = False, **known: Any) -> 
 
     def see(call: AttentionCall) -> None:
         widths = int(call.query.shape[-1]), int(call.value.shape[-1])
-        causal = False
-        if call.mask is not None:  # whether the first query does not see the second key
-            place = "cpu" if call.mask.device.type == "meta" else call.mask.device
-            first = torch.zeros(1, dtype=torch.int64, device=place)
-            causal = not bool(call.mask.rows(first)[0, 0, 0, 1])
+        # whether the first query does not see the second key
+        causal = call.causal or (call.mask is not None and not bool(call.mask[0, 0, 0, 1]))
         heads = call.heads, call.kv_heads
         shapes.append(LayerShape(call.name, *heads, *widths, causal, call.window))
 

@@ -259,7 +259,6 @@ PROBE = Job(
 # ---- es.probe
 
 RUNS = Path("runs")
-LEFT_OPEN = {"pool": "auto"}  # of a spec, until the model is known
 FILE_NAME = re.compile(
     r"[^\s\\]{0,200}(/[^\s\\]{0,200}|\.(txt|md|rst|jsonl?|csv|tsv|parquet|gz|html?|py))"
 )
@@ -307,8 +306,6 @@ def probe(
         refuse_foreign(Path(out))
     fields["corpus"] |= _texts(texts, RUNS / ".texts" if out is None else Path(out))
     spec = ProbeSpec.read({"model": model, **fields})
-    if out is not None:
-        refuse_foreign(Path(out), spec, left_open=LEFT_OPEN)
     session = open_probe(spec, loaded)
     folder = run_folder(session) if out is None else Path(out)
     report = watched(progress)

@@ -17,7 +17,7 @@ import matplotlib
 from esscher.report.probe import atlas
 from esscher.report.style import PALETTE, SCALE, WORDS
 from esscher.runs import Run, load_run
-from esscher.runs.store import PAGE, check_output, write_durable
+from esscher.runs.store import PAGE, write_durable
 
 _SOURCES = Path(__file__).parent / "page"
 _SCRIPTS = (
@@ -83,7 +83,6 @@ def write_report(runs: Sequence[Any], out: str | os.PathLike[str] | None = None)
     path = loaded[0].path / PAGE if out is None else Path(out)
     if path.is_dir():
         raise ValueError(f"out: expected a file name such as report.html, got the folder {path}")
-    check_output(path)
     text = render_page(loaded)
     path.parent.mkdir(parents=True, exist_ok=True)
     # a reader of the old page never sees half of the new one

@@ -9,7 +9,7 @@ from typing import Any
 
 from esscher.report.page import render_content
 from esscher.report.words import numbers, shortened
-from esscher.runs.store import PAGE, check_output, write_durable
+from esscher.runs.store import PAGE, write_durable
 
 COLUMNS = {
     "id": ("claim", "Which claim; esscher reproduce takes this name."),
@@ -35,7 +35,6 @@ def write_verdicts(folder: Path, content: Mapping[str, Any], out: Path | None = 
     file.
     """
     path = folder / PAGE if out is None else out
-    check_output(path)
     claims = content["claims"]
     counts = Counter(claim["verdict"] for claim in claims)
     told = ", ".join(f"{counts[word]} {word}" for word in ("supported", "refuted", "undecided"))

@@ -6,7 +6,7 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esscher.runs.store import check_output, write_durable
+from esscher.runs.store import write_durable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,6 +40,8 @@ def check_format(path: Path) -> str:
         raise ValueError(
             f"figure: expected a file name ending in .{', .'.join(FORMATS)}, got {path.name!r}"
         )
+    if path.is_dir():
+        raise ValueError(f"figure: expected the name of a file, got the folder {path}")
     return kind
 
 
@@ -58,7 +60,6 @@ def say(ax: Any, text: str) -> Any:
 def save_figure(figure: Figure, path: Path) -> None:
     """Write a figure in the format its name ends with."""
     kind = check_format(path)
-    check_output(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     data = io.BytesIO()
     figure.savefig(data, format=kind, dpi=200, metadata={"Date": None} if kind == "svg" else None)

@@ -4,14 +4,16 @@ showing a table needs no code of the job.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, get_args
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 import pyarrow as pa
 
 Kind = Literal["int", "float", "word", "bool", "list"]
 Scale = Literal["log", "linear", "words"]
+_FIELD = b"esscher.column"  # metadata with the description as JSON
 
 
 @dataclass(frozen=True)
@@ -59,9 +61,11 @@ def declare(tables: Mapping[str, pa.Table], declared: Declared) -> dict[str, pa.
     """Tables whose fields carry their descriptions; missing columns are ignored."""
     found = {}
     for name, table in tables.items():
-        words = {column.key: _metadata(column) for column in declared.get(name, ())}
+        known = {column.key: column for column in declared.get(name, ())}
         schema = [
-            field.with_metadata(words[field.name]) if field.name in words else field
+            field.with_metadata({_FIELD: json.dumps(asdict(known[field.name]))})
+            if field.name in known
+            else field
             for field in table.schema
         ]
         found[name] = pa.Table.from_arrays(table.columns, schema=pa.schema(schema))
@@ -73,30 +77,15 @@ def columns_of(schema: pa.Schema) -> dict[str, Column]:
     return {field.name: _column(field) for field in schema}
 
 
-def _metadata(column: Column) -> dict[str, str]:
-    known: dict[str, Any] = {f.name: getattr(column, f.name) for f in fields(Column)[2:]}
-    known["ends"] = " ".join(column.ends or ())
-    known |= {"words": "\n".join(column.words), "meanings": "\n".join(column.meanings)}
-    return {name: str(value) for name, value in known.items() if value or value == 0}
-
-
 def _column(field: pa.Field) -> Column:
-    """Metadata of other programs is ignored."""
-    known: dict[str, Any] = {
-        name.decode("utf-8", "replace"): text.decode("utf-8", "replace")
-        for name, text in (field.metadata or {}).items()
+    stored = (field.metadata or {}).get(_FIELD)
+    if stored is None:
+        return undeclared(field.name, _kind(field.type))
+    lists: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in json.loads(stored).items()
     }
-    known = {f.name: known[f.name] for f in fields(Column)[2:] if f.name in known}
-    ends, first = known.pop("ends", "").split(), known.pop("first", "")
-    known |= {name: tuple(known.pop(name, "").splitlines()) for name in ("words", "meanings")}
-    if known.get("scale") not in get_args(Scale):
-        known.pop("scale", None)
-    return replace(
-        undeclared(field.name, _kind(field.type)),
-        ends=(ends[0], ends[1]) if len(ends) == 2 else None,
-        first=int(first) if first.isdecimal() else None,
-        **known,
-    )
+    return Column(**{**lists, "key": field.name, "kind": _kind(field.type)})
 
 
 def _kind(kind: pa.DataType) -> Kind:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
 from collections import Counter, deque
 from collections.abc import Generator, Iterable, Mapping
 from pathlib import Path
@@ -40,27 +39,27 @@ from esscher.runs.run import (
     Run,
     Start,
     Status,
+    commit,
     load_run,
+    machine,
     now,
     read_manifest,
     refuse_foreign,
-    refuse_other,
     versions,
 )
 from esscher.runs.spec import (
     RunSpec,
-    Unit,
-    digest,
+    canonical_json,
     find_job,
     read_spec,
     spec_of,
     units_of,
 )
-from esscher.runs.store import Shards, Store, held
+from esscher.runs.store import PAGE, Shards, Store, held
 from esscher.runs.tables import as_tables
 
 _SILENCE = 2.0  # seconds of making the final tables after which a message says so
-_MANIFEST_SECONDS = 5.0  # while units fail, the manifest is written again at most so often
+TRIES = 3  # of a unit that fails
 
 
 def execute(
@@ -70,18 +69,17 @@ def execute(
     workers: int = 1,
     dask: str | None = None,
     progress: Report | None = None,
-    tries: int = 3,
     opened: Any = None,
 ) -> Run:
     """Do every unit of a spec (an object, a mapping, or a YAML file) and store the tables in the
     folder ``out``.
 
     ``opened``: what the job's ``open`` made of this spec, where that is done already. ``workers``
-    local processes (1: this process), or a Dask cluster: "tcp://host:port", or "local"
-    for one of ``workers`` processes. The tables are the same, bit for bit. ``progress`` is called
-    with a Progress after each unit. A unit that fails ``tries`` times is recorded, and
-    RunIncomplete is raised once the others are done. Ctrl-C raises RunInterrupted. A folder that
-    holds part of this very run is completed; one that holds another is refused.
+    local processes (1: this process), or a Dask cluster: "tcp://host:port". The tables are the
+    same, bit for bit. ``progress`` is called with a Progress after each unit. A unit that fails
+    three times is recorded, and RunIncomplete is raised once the others are done. Ctrl-C raises
+    RunInterrupted. A folder that holds part of this very run is completed; one that holds another
+    is refused.
     """
     given = spec if isinstance(spec, RunSpec) else read_spec(spec)
     job = find_job(given.job)
@@ -92,9 +90,8 @@ def execute(
     refuse_foreign(Path(out))
     job.check(given)
     context = job.open(given) if opened is None else opened
-    if not os.path.lexists(out):
-        units_of(job, context)  # a spec without units is refused before there is a folder
-    return _run(Path(out), context, workers, dask, progress, tries)
+    units_of(job, context)  # a spec without units is refused before there is a folder
+    return _run(Path(out), context, workers, dask, progress)
 
 
 def resume(
@@ -103,17 +100,20 @@ def resume(
     workers: int = 1,
     dask: str | None = None,
     progress: Report | None = None,
-    tries: int = 3,
 ) -> Run:
     """Complete a run: finished units are skipped, failed ones tried again, damaged shards computed
     again and named.
-
-    A lost or truncated manifest is written again from the shards.
     """
-    Store(Path(path)).refuse_link()
-    if not os.path.lexists(Path(path) / MANIFEST) and Store(Path(path)).count() == 0:
-        read_manifest(Path(path))  # raises: there is nothing to go on with
-    return _run(Path(path), None, workers, dask, progress, tries)
+    manifest = read_manifest(Path(path))
+    spec = read_spec(manifest.spec)
+    if spec.hash != manifest.spec_hash:
+        raise RunError(
+            f"{path}: this esscher reads the spec of the run differently; use the version that"
+            " began it"
+        )
+    job = find_job(spec.job)
+    job.check(spec)
+    return _run(Path(path), job.open(spec), workers, dask, progress)
 
 
 def _run(
@@ -122,11 +122,9 @@ def _run(
     workers: int,
     dask: str | None,
     progress: Report | None,
-    tries: int,
 ) -> Run:
-    for name, value in (("workers", workers), ("tries", tries)):
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name}: expected a whole number of at least 1, got {value!r}")
+    if not isinstance(workers, int) or workers < 1:
+        raise ValueError(f"workers: expected a whole number of at least 1, got {workers!r}")
     store = Store(path)
     store.create()
     with held(path / LOCK):
@@ -138,7 +136,7 @@ def _run(
             for note in writer.notes:
                 tracker.say(note)
             if not writer.is_finished():
-                writer.write(workers, dask, tries)
+                writer.write(workers, dask)
         finally:
             tracker.tick(ended=True)
         run = load_run(path)
@@ -147,39 +145,19 @@ def _run(
     return run
 
 
-# ---- What a run directory already holds
-
-
-def _recorded_spec(store: Store, previous: Manifest | None) -> RunSpec:
-    """The spec as the manifest has it, or any sound shard."""
-    header = None if previous is None else previous.header
-    for index in store.indices() if header is None else ():
-        with contextlib.suppress(Damaged):
-            header = store.read_shard_header(index)
-            break
-    if header is None:
-        raise Damaged(
-            f"{store.path}: no manifest and no sound shard, so the run cannot be known; start it"
-            " again"
+def _check_same_run(path: Path, previous: Manifest, spec: RunSpec) -> None:
+    """Refuse a folder whose run has another spec."""
+    here, there = spec.as_dict(), previous.spec
+    differing = sorted(name for name in {*here, *there} if here.get(name) != there.get(name))
+    if differing:
+        found = ", ".join(
+            f"{name} is {canonical_json(there.get(name))} there" for name in differing
         )
-    spec = read_spec(header["spec"])
-    if spec.hash != header["spec_hash"]:
-        raise RunError(
-            f"{store.path}: this esscher reads the spec of the run differently; use the version"
-            " that began it"
-        )
-    return spec
+        raise RunError(f"{path}: holds another run: {found}; choose another folder")
 
 
-def _check_unchanged(
-    path: Path, previous: Manifest, units: list[Unit], hashes: dict[str, str]
-) -> list[str]:
-    """Refuse a run whose units or data changed; a note where versions of packages did."""
-    if previous.units_hash != digest(units):
-        raise RunError(
-            f"{path}: began with other units than its job now lists; use the esscher that began it,"
-            " or start a new run"
-        )
+def _check_unchanged(path: Path, previous: Manifest, hashes: dict[str, str]) -> list[str]:
+    """Refuse a run whose model or data changed; a note where versions of packages did."""
     names = sorted({*previous.hashes, *hashes})
     changed = [name for name in names if previous.hashes.get(name) != hashes.get(name)]
     if changed:
@@ -206,60 +184,38 @@ class _Writer:
     """
 
     def __init__(self, store: Store, context: Any, progress: Report | None) -> None:
-        """``context``: what the job opened; None for whichever run it is. Damaged shards are
-        removed and named.
-        """
-        self.store, self.failures = store, list[Failure]()
+        """``context``: what the job opened. Damaged shards are removed and named."""
+        self.store, self.context, self.spec = store, context, spec_of(context)
+        self.failures: list[Failure] = []
         self.notes: list[str] = []
-        self.previous: Manifest | None = None
-        try:
-            self.previous = read_manifest(store.path)
-        except Damaged as cause:
-            if store.count() or os.path.lexists(store.path / MANIFEST):
-                self.notes.append(f"{cause}: done now")
-        self.spec = _recorded_spec(store, self.previous) if context is None else spec_of(context)
-        if self.previous is not None and self.previous.spec_hash != self.spec.hash:
-            refuse_other(store.path, self.previous, self.spec)
         self.job = find_job(self.spec.job)
-        if context is None:
-            self.job.check(self.spec)
-            context = self.job.open(self.spec)
-        self.context = context
         self.units = units_of(self.job, context)
         self.hashes = {name: str(value) for name, value in self.job.hashes(context).items()}
-        if self.previous is not None:
-            self.notes += _check_unchanged(store.path, self.previous, self.units, self.hashes)
+        self.previous: Manifest | None = None
+        if (store.path / MANIFEST).exists():
+            self.previous = read_manifest(store.path)
+            _check_same_run(store.path, self.previous, self.spec)
+            self.notes += _check_unchanged(store.path, self.previous, self.hashes)
         self.pending = self._find_pending()
         costs = {index: self.job.cost(context, self.units[index]) for index in self.pending}
         self.tracker = Tracker(progress, costs, len(self.units))
 
     def _find_pending(self) -> list[int]:
-        """Units without a sound shard; a note for each file that was not one."""
-        done: set[int] = set()
-        self.notes += [
-            f"{name}: not a shard of this run; left alone, and none of it is in the tables"
-            for name in self.store.strays(len(self.units))
-        ]
+        """Units without a sound shard; a note for each shard that was removed."""
+        pending = set(range(len(self.units)))
         for index in self.store.indices(len(self.units)):
             path = self.store.shard_path(index)
+            own = {"spec_hash": self.spec.hash, "hashes": self.hashes, "unit": self.units[index]}
             try:
                 header = self.store.read_shard_header(index)
-                run = (header["job"], header["spec_hash"], header["hashes"])
-                if run != (self.spec.job, self.spec.hash, self.hashes):
-                    if self.previous is None:  # no manifest says whose shards these are
-                        raise RunError(
-                            f"{path}: belongs to another run, or to one on other data; choose"
-                            " another folder"
-                        )
-                    raise Damaged(f"{path}: damaged: belongs to another run")
-                if header["index"] != index or header["unit"] != self.units[index]:
-                    raise Damaged(f"{path}: damaged: holds another unit than its name says")
+                if any(header[name] != value for name, value in own.items()):
+                    raise Damaged(f"{path}: damaged: belongs to another unit or run")
             except Damaged as cause:
-                self.store.remove_shard(index)
+                path.unlink()
                 self.notes.append(f"{cause}; its unit is computed again")
             else:
-                done.add(index)
-        return [index for index in range(len(self.units)) if index not in done]
+                pending.remove(index)
+        return sorted(pending)
 
     def is_finished(self) -> bool:
         """Whether all is done and sound, so that nothing need be touched."""
@@ -267,23 +223,23 @@ class _Writer:
             return False
         try:
             for name in self.previous.tables:
-                self.store.read_table(name, self.spec.hash, self.previous.checksums.get(name))
+                self.store.read_table(name, self.previous.checksums[name])
         except Damaged:
             return False
         return True
 
-    def write(self, workers: int, dask: str | None, tries: int) -> None:
+    def write(self, workers: int, dask: str | None) -> None:
         """Compute and store; whatever stops it is written down if the disk allows, and raised with
         the command to go on.
         """
-        self.store.remove_page()
-        self._begin(f"dask {dask}" if dask else f"{workers} processes" if workers > 1 else "")
         path, total = self.store.path, len(self.units)
+        (path / PAGE).unlink(missing_ok=True)  # it will be out of date
+        self._begin(f"dask {dask}" if dask else f"{workers} processes" if workers > 1 else "")
         try:
             todo = deque((index, self.units[index]) for index in self.pending)
             if todo:
                 with contextlib.closing(self._outcomes(todo, workers, dask)) as outcomes:
-                    self._compute(todo, outcomes, tries)
+                    self._compute(todo, outcomes)
             self._consolidate()
         except KeyboardInterrupt as cause:
             self._stop("incomplete", "stopped by Ctrl-C")
@@ -304,13 +260,13 @@ class _Writer:
     ) -> Generator[Outcome | None, None, None]:
         work = Work(self.job, self.context, self.manifest.header)
         if dask is not None:
-            yield from compute_on_cluster(work, todo, self.tracker, dask, workers)
+            yield from compute_on_cluster(work, todo, dask)
         elif workers > 1:
             yield from compute_in_processes(work, todo, self.tracker, self.store.path, workers)
         else:
             yield from compute_here(work, todo, self.tracker)
 
-    def _compute(self, todo: Todo, outcomes: Iterable[Outcome | None], tries: int) -> None:
+    def _compute(self, todo: Todo, outcomes: Iterable[Outcome | None]) -> None:
         """Do the pending units, each as often as it may fail."""
         tracker, failed = self.tracker, Counter[int]()
         for outcome in outcomes:
@@ -323,18 +279,16 @@ class _Writer:
                 if outcome.data is not None:
                     self.store.write_shard(index, outcome.data)
                 tracker.end(index)
-            elif failed[index] < tries:
+            elif failed[index] < TRIES:
                 tracker.again(index)
                 todo.append((index, unit))
             else:
                 tracker.end(index, failed=True)
-                tracker.say(f"unit {index} {unit} failed {tries} times: {reason}")
+                tracker.say(f"unit {index} {unit} failed {TRIES} times: {reason}")
                 trace = outcome.traceback
                 self.failures.append(
-                    Failure(index=index, unit=unit, reason=reason, tries=tries, traceback=trace)
+                    Failure(index=index, unit=unit, reason=reason, traceback=trace)
                 )
-                if time.monotonic() - self._saved > _MANIFEST_SECONDS:
-                    self._save(self.manifest.replaced(failures=tuple(self.failures)))
             tracker.tick()
 
     def _consolidate(self) -> None:
@@ -345,17 +299,9 @@ class _Writer:
         timer.daemon = True
         timer.start()
         try:
-            shards = Shards(store, self.units, self.spec.hash)
+            shards = Shards(store, len(self.units), self.spec.hash)
             made = self.job.consolidate(self.context, shards) if shards else {}
             tables = declare(as_tables(made), self.job.columns(self.spec))
-        except Exception as cause:
-            if len(self.pending) == len(self.units) or isinstance(cause, RunError):
-                raise
-            # The shards were there before this start, and may not be the run's own.
-            raise RunError(
-                f"{store.path}: the tables cannot be made of its shards ({describe(cause)}); if a"
-                f" shard is not this run's own, remove it from {store.shards}"
-            ) from cause
         finally:
             timer.cancel()
         header = self.manifest.header
@@ -365,20 +311,27 @@ class _Writer:
         self._end(status, tables=rows, checksums=checksums)
 
     def _begin(self, executor: str) -> None:
-        start = Start.here(executor or "this process")
-        if self.previous is None:
+        start = Start(
+            started=now(),
+            executor=executor or "this process",
+            machine=machine(),
+            versions=versions(),
+            commit=commit(),
+        )
+        manifest = self.previous
+        if manifest is None:
             manifest = Manifest.begin(self.spec, self.units, self.hashes, start)
-        else:
-            manifest = self.previous.replaced(
-                status="running",
-                ended=None,
-                failures=(),
-                stopped=None,
-                tables={},
-                checksums={},
-                starts=(*self.previous.starts, start),
-            )
-        self._save(manifest.replaced(notes=(*manifest.notes, *self.notes)))
+        self._save(
+            manifest,
+            status="running",
+            ended=None,
+            failures=(),
+            stopped=None,
+            tables={},
+            checksums={},
+            starts=(*self.previous.starts, start) if self.previous else (start,),
+            notes=(*manifest.notes, *self.notes),
+        )
 
     def _stop(self, status: Status, stopped: str) -> None:
         with contextlib.suppress(StoreError):
@@ -386,8 +339,8 @@ class _Writer:
 
     def _end(self, status: Status, **changes: Any) -> None:
         failures = tuple(sorted(self.failures, key=lambda failure: failure.index))
-        self._save(self.manifest.replaced(status=status, ended=now(), failures=failures, **changes))
+        self._save(self.manifest, status=status, ended=now(), failures=failures, **changes)
 
-    def _save(self, manifest: Manifest) -> None:
-        manifest.write(self.store)
-        self.manifest, self._saved = manifest, time.monotonic()
+    def _save(self, manifest: Manifest, **changes: Any) -> None:
+        self.manifest = manifest.model_copy(update=changes)
+        self.manifest.write(self.store)

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 SCHEMA = 1  # version of the stored files, raised when their meaning changes
 NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")  # of a table
-LONGEST = 500  # characters of a line that says what is wrong
 
 
 class RunError(Exception):
@@ -104,7 +103,7 @@ def printable(text: str) -> str:
     )
 
 
-def one_line(text: str, most: int = LONGEST) -> str:
+def one_line(text: str, most: int = 500) -> str:
     """The text on one printable line; of a longer one the beginning and the end, where the remedy
     stands.
     """

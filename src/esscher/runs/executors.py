@@ -152,7 +152,6 @@ _THREAD_VARIABLES = (
     "OPENBLAS_NUM_THREADS",
     "NUMBA_NUM_THREADS",
 )
-_STILLBORN = 3  # deaths before any unit, in a row, after which the run ends
 
 
 class _Worker:
@@ -205,7 +204,6 @@ def compute_in_processes(
     start = {"order": work.order, "path": str(path.resolve())}
     answers: queue.SimpleQueue[tuple[_Worker, dict[str, Any]]] = queue.SimpleQueue()
     workers: list[_Worker] = []
-    stillborn = 0
     try:
         while todo or any(worker.unit for worker in workers):
             coming = sum(not worker.ready for worker in workers)
@@ -224,17 +222,14 @@ def compute_in_processes(
             if "fatal" in answer:
                 raise (StoreError if worker.ready else RunError)(answer["fatal"])
             if "ready" in answer:
-                worker.ready, stillborn = True, 0
+                worker.ready = True
             elif "share" in answer:
                 tracker.hear(**answer)
             elif "died" in answer:
                 workers.remove(worker)
                 reason = worker.end()
-                stillborn += not worker.ready
-                if stillborn == _STILLBORN:
-                    raise RunError(
-                        f"{stillborn} workers died before their first unit; the last: {reason}"
-                    )
+                if not worker.ready:
+                    raise RunError(f"a worker died before its first unit: {reason}")
                 if worker.unit is not None:
                     yield Outcome(worker.unit[0], reason)
             else:
@@ -293,12 +288,8 @@ def main() -> None:
 _CONNECT_SECONDS = 10
 
 
-def compute_on_cluster(
-    work: Work, todo: Todo, tracker: Tracker, address: str, workers: int
-) -> Iterator[Outcome | None]:
-    """Units on a cluster by its scheduler's address, "tcp://host:port", or "local" for one on this
-    machine.
-    """
+def compute_on_cluster(work: Work, todo: Todo, address: str) -> Iterator[Outcome | None]:
+    """Units on a cluster by its scheduler's address, "tcp://host:port"."""
     try:
         distributed: Any = importlib.import_module("distributed")
     except ImportError as cause:
@@ -309,23 +300,13 @@ def compute_on_cluster(
     futures: dict[str, Any] = {}
     # a key is known to the whole cluster, so no other run may have it
     token, numbers = secrets.token_hex(8), itertools.count()
-    with contextlib.ExitStack() as stack:
-        place: Any = address
-        if address == "local":
-            place = stack.enter_context(
-                distributed.LocalCluster(
-                    n_workers=workers, threads_per_worker=1, dashboard_address=None
-                )
-            )
-        try:
-            client = distributed.Client(place, timeout=_CONNECT_SECONDS, set_as_default=False)
-        except (OSError, ValueError) as cause:
-            raise RunError(
-                f"no Dask scheduler answers at {address} ({cause}); expected tcp://host:port, or"
-                " 'local'"
-            ) from cause
-        stack.callback(client.close)
-        stack.callback(lambda: client.cancel(list(futures.values()), force=True))
+    try:
+        client = distributed.Client(address, timeout=_CONNECT_SECONDS, set_as_default=False)
+    except (OSError, ValueError) as cause:
+        raise RunError(
+            f"no Dask scheduler answers at {address} ({cause}); expected tcp://host:port"
+        ) from cause
+    try:
         while todo or futures:
             while todo:
                 index, unit = todo.popleft()
@@ -349,6 +330,9 @@ def compute_on_cluster(
                     ) from cause
                 outcome = Outcome.failed(index, cause)
             yield outcome
+    finally:
+        client.cancel(list(futures.values()), force=True)
+        client.close()
 
 
 if __name__ == "__main__":

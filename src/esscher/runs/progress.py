@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import psutil
@@ -60,19 +61,13 @@ class Progress:
         if self.rate is not None:
             parts.append(f"{self.rate:.3g}/s")
         if self.seconds_left is not None and not self.ended:
-            parts.append(f"{_duration(self.seconds_left)} left")
+            parts.append(f"{timedelta(seconds=round(self.seconds_left))} left")
         if self.memory is not None:
             parts.append(f"{self.memory / 2**20:.0f} MB")
         return ", ".join(parts)
 
 
 Report = Callable[[Progress], object]
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 _heard: ContextVar[Callable[[float], object]] = ContextVar("heard", default=lambda share: None)
@@ -105,11 +100,8 @@ class Tracker:
         self.done = self._before = total - len(costs)
         self._report, self._costs = report, costs
         self._parts: dict[int, float] = {}  # of units under way: how far each is
-        self._work = 0.0  # of those done
-        self._left = sum(costs.values())  # of the others
-        # moment, units and work that the rate is counted from
-        self._since = (time.monotonic(), 0.0, 0.0)
-        self._first: tuple[float, float, float] | None = None  # the same when the first unit ended
+        self._work, self._left = 0.0, sum(costs.values())  # of units done, and of the others
+        self._start = time.monotonic()
 
     def tick(self, *, message: str | None = None, ended: bool = False) -> None:
         """Tell the report how far the run is."""
@@ -118,18 +110,18 @@ class Tracker:
         under_way = sum(self._parts.values())
         part = sum(share * self._costs[index] for index, share in self._parts.items())
         units, work = self.done - self._before + under_way, self._work + part
-        # the first unit also compiles and loads for the others: it does not count once there is
-        # more
-        if self._first is not None and work > self._first[2]:
-            self._since = self._first
-        start, units_then, work_then = self._since
-        elapsed = time.monotonic() - start
-        rate = (units - units_then) / elapsed if units > units_then and elapsed > 0 else None
-        left = (self._left - part) * elapsed / (work - work_then) if rate else None
-        memory = memory_of(self.pids)
+        elapsed = max(time.monotonic() - self._start, 1e-9)
         self._report(
             Progress(
-                self.done, self.total, self.failed, rate, left, memory, message, ended, under_way
+                self.done,
+                self.total,
+                self.failed,
+                rate=units / elapsed if units else None,
+                seconds_left=(self._left - part) * elapsed / work if work else None,
+                memory=memory_of(self.pids),
+                message=message,
+                ended=ended,
+                under_way=under_way,
             )
         )
 
@@ -149,8 +141,6 @@ class Tracker:
         self.done += not failed
         self._left -= self._costs[index]
         self._work += 0.0 if failed else self._costs[index]
-        if self._first is None and not failed:
-            self._first = time.monotonic(), float(self.done - self._before), self._work
 
     def say(self, message: str) -> None:
         if self._report is None:

@@ -5,7 +5,6 @@ the job's code nor torch.
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import importlib
 import importlib.metadata
@@ -15,11 +14,10 @@ import os
 import platform
 import socket
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, ValidationError
@@ -28,6 +26,7 @@ from esscher.runs.errors import (
     SCHEMA,
     Damaged,
     RunError,
+    StoreError,
     check_schema,
     field_lines,
     one_line,
@@ -35,8 +34,8 @@ from esscher.runs.errors import (
     resume_command,
 )
 from esscher.runs.progress import Progress
-from esscher.runs.spec import MOST_UNITS, Plain, RunSpec, Unit, canonical_json, digest
-from esscher.runs.store import Store, disk_errors, is_held, read_json, write_durable
+from esscher.runs.spec import Plain, RunSpec, Unit, digest
+from esscher.runs.store import Store, is_held, read_json, write_durable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,8 +46,7 @@ MANIFEST = "manifest.json"
 LOCK = "lock"
 VERDICTS = "reproduce.json"  # in a folder of runs that test claims
 Status = Literal["running", "complete", "incomplete", "failed"]
-ENDINGS = {"csv": ".csv", "json": ".json", "parquet": ".parquet", "netcdf": ".nc"}
-"""Formats of exported tables and the ends of their files' names."""
+EXPORTS = ("csv", "json")  # of exported tables
 _log = logging.getLogger("esscher.runs")
 
 
@@ -61,7 +59,6 @@ class Failure(Plain):
     index: int
     unit: Unit
     reason: str
-    tries: int
     traceback: str = ""
 
 
@@ -74,16 +71,6 @@ class Start(Plain):
     versions: dict[str, str]
     commit: str | None = None
 
-    @classmethod
-    def here(cls, executor: str) -> Start:
-        return cls(
-            started=now(),
-            executor=executor,
-            machine=machine(),
-            versions=versions(),
-            commit=commit(),
-        )
-
 
 class Manifest(Plain):
     """``manifest.json``. ``status`` is as last written: a killed run still says running (see
@@ -95,8 +82,7 @@ class Manifest(Plain):
     spec: dict[str, Any]
     spec_hash: str
     hashes: dict[str, str]  # of what the result depends on beside the spec: model, corpus
-    units: int = Field(ge=1, le=MOST_UNITS)
-    units_hash: str
+    units: int
     seed: int
     device: str
     dtype: str
@@ -106,12 +92,10 @@ class Manifest(Plain):
     ended: str | None = None
     starts: tuple[Start, ...] = Field(min_length=1)
     failures: tuple[Failure, ...] = ()
-    notes: tuple[str, ...] = ()  # damaged shards computed again, a manifest rebuilt
+    notes: tuple[str, ...] = ()  # damaged shards computed again, other versions
     stopped: str | None = None  # what ended the last start before the run was complete
     tables: dict[str, int] = Field(default={})  # final tables and their numbers of rows
-    checksums: dict[str, str] = Field(
-        default={}
-    )  # of the final tables; an early esscher wrote none
+    checksums: dict[str, str] = Field(default={})  # of the final tables
 
     @classmethod
     def begin(
@@ -123,7 +107,6 @@ class Manifest(Plain):
             spec_hash=spec.hash,
             hashes=hashes,
             units=len(units),
-            units_hash=digest(units),
             status="running",
             started=start.started,
             starts=(start,),
@@ -131,16 +114,13 @@ class Manifest(Plain):
 
     @property
     def header(self) -> dict[str, Any]:
-        """What every file of the run carries: enough to write this manifest again."""
+        """What every file of the run carries."""
         return {
             "job": self.job,
             "spec": self.spec,
             "spec_hash": self.spec_hash,
             "hashes": self.hashes,
         }
-
-    def replaced(self, **changes: Any) -> Manifest:
-        return self.model_copy(update=changes)
 
     def write(self, store: Store) -> None:
         text = json.dumps(
@@ -152,27 +132,19 @@ class Manifest(Plain):
 def read_manifest(path: Path) -> Manifest:
     """The manifest of a run directory, or a RunError that says what is wrong and what to do."""
     file = path / MANIFEST
-    remedy = (
-        f"{Store(path).count()} finished units are kept, and {resume_command(path)} writes it again"
-        " from them"
-    )
+    if not path.is_dir():
+        raise RunError(f"{path}: no such run directory")
+    if not file.exists():
+        raise RunError(f"{path}: not a run directory: it has no {MANIFEST}")
     try:
         content = read_json(file)
         check_schema(content.get("schema_version"), str(file))
         manifest = Manifest.model_validate(content)
-    except FileNotFoundError as cause:
-        if not path.is_dir():
-            missing = "no such run directory"
-        elif Store(path).count() == 0:
-            missing = f"not a run directory: it has no {MANIFEST}"
-        else:
-            missing = f"its {MANIFEST} is missing; {remedy}"
-        raise Damaged(f"{path}: {missing}") from cause
     except ValueError as cause:
         short = str(cause).splitlines()[0]
         if isinstance(cause, ValidationError):
             short = field_lines(cause, most=2)
-        raise Damaged(f"{file}: damaged or truncated ({short}); {remedy}") from cause
+        raise Damaged(f"{file}: damaged ({short}); start the run again in a new folder") from cause
     except OSError as cause:
         raise RunError(f"{file}: cannot be read: {cause.strerror or cause}") from cause
     if digest(manifest.spec) != manifest.spec_hash:
@@ -213,12 +185,7 @@ def machine() -> dict[str, Any]:
 
 @functools.cache
 def commit() -> str | None:
-    """The commit of this source, with -dirty if changed since; None where it is not known."""
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        text = importlib.metadata.distribution("esscher").read_text("direct_url.json")
-        installed = json.loads(text or "{}").get("vcs_info", {}).get("commit_id")
-        if installed:  # pip wrote it down when it installed from a repository
-            return str(installed)
+    """The commit of this source, with -dirty if changed since; None outside a repository."""
     # a virtual environment may lie in another repository, which does not keep this file
     if _git("ls-files", "--error-unmatch", Path(__file__).name) is None:
         return None
@@ -302,9 +269,7 @@ class Run:
                 f" ({self.status}); {resume_command(self.path)} completes it, and"
                 f" partial({name!r}) shows what there is"
             )
-        return Store(self.path).read_table(
-            name, self.manifest.spec_hash, self.manifest.checksums.get(name)
-        )
+        return Store(self.path).read_table(name, self.manifest.checksums[name])
 
     def table(self, name: str) -> Any:
         """A final table as a pandas frame, its checksum verified."""
@@ -393,7 +358,7 @@ def list_runs(folder: str | os.PathLike[str] = ".") -> list[Run]:
     runs = []
     for path in sorted(root.iterdir()):
         try:
-            if os.path.lexists(path / MANIFEST) or Store(path).count():
+            if (path / MANIFEST).exists():
                 runs.append(load_run(path))
         except RunError as cause:
             _log.warning("%s", one_line(str(cause)))
@@ -409,110 +374,45 @@ def export_run(
 ) -> list[Path]:
     """Write every final table of a run into the folder ``out``, a file each, and return the files.
 
-    "json" is a list of rows, with null where a number is none. "netcdf" is one xarray dataset per
-    table along the dimension "row", with the spec among its attributes. Files that are there
-    already are refused unless ``overwrite``.
+    "json" is a list of rows, with null where a number is none. The run directory has the tables as
+    Parquet. Files that are there already are refused unless ``overwrite``.
     """
-    if to not in ENDINGS:
-        raise ValueError(f"to: expected one of {', '.join(ENDINGS)}, got {to!r}")
+    if to not in EXPORTS:
+        raise ValueError(f"to: expected one of {', '.join(EXPORTS)}, got {to!r}")
     run, folder = load_run(path), Path(out)
     if not run.tables:
         raise RunError(f"{run.path}: no tables to export yet ({run.status})")
-    if folder.resolve() == run.path.resolve():
-        raise ValueError(f"out: expected another folder than the run itself, got {folder}")
-    files = {name: folder / f"{name}{ENDINGS[to]}" for name in run.tables}
-    there = [file for file in files.values() if os.path.lexists(file)]
+    files = {name: folder / f"{name}.{to}" for name in run.tables}
+    there = [file for file in files.values() if file.exists()]
     if there and not overwrite:
         raise ValueError(
             f"out: {there[0]} is there already; choose another folder, or ask to overwrite it"
         )
     folder.mkdir(parents=True, exist_ok=True)
     for name, file in files.items():
-        if to == "netcdf":
-            _write_netcdf(run, name, file)
+        if to == "csv":
+            text = run.table(name).to_csv(index=False)
         else:
-            write_durable(file, _as_bytes(run, name, to))
+            rows = plain(run.arrow(name).to_pylist())
+            text = json.dumps(rows, indent=1, ensure_ascii=False) + "\n"
+        write_durable(file, text.encode("utf-8"))
     return list(files.values())
-
-
-def _as_bytes(run: Run, name: str, to: str) -> bytes:
-    import pyarrow as pa
-    import pyarrow.csv
-
-    from esscher.runs.tables import encode_table
-
-    table = run.arrow(name)
-    if to == "parquet":
-        return encode_table(table, {**run.manifest.header, "table": name})
-    if to == "json":
-        return json.dumps(plain(table.to_pylist()), indent=1, ensure_ascii=False).encode() + b"\n"
-    sink = pa.BufferOutputStream()
-    pyarrow.csv.write_csv(table, sink)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
-
-
-def _write_netcdf(run: Run, name: str, file: Path) -> None:
-    try:
-        xarray: Any = importlib.import_module("xarray")
-    except ImportError as cause:
-        raise RunError(
-            "xarray is not installed; install it with: pip install 'esscher[netcdf]'"
-        ) from cause
-    dataset = xarray.Dataset.from_dataframe(run.table(name).rename_axis("row"))
-    dataset.attrs = {
-        "job": run.manifest.job,
-        "spec": canonical_json(run.spec),
-        "spec_hash": run.manifest.spec_hash,
-    }
-    dataset.to_netcdf(file)
 
 
 # ---- Whether a folder is free for a run.
 
 
-def refuse_foreign(
-    path: Path, spec: RunSpec | None = None, left_open: Mapping[str, Any] = MappingProxyType({})
-) -> None:
-    """Refuse a folder with other things in it, or with another run, or that cannot be written to.
-
-    ``left_open``: fields of the spec with the values that stand for what is not yet decided.
-    """
-    if path.exists() and not path.is_dir():
-        raise RunError(f"{path}: expected a folder, or a name that is free, got a file")
+def refuse_foreign(path: Path) -> None:
+    """Refuse a folder with other things in it, or one that cannot be written to."""
     there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not there.is_dir():
-        raise RunError(f"{path}: cannot be made: {there} is a file; choose another folder")
+        raise RunError(f"{path}: {there} is a file; choose another folder")
     if not os.access(there, os.W_OK | os.X_OK):
-        read_only = os.statvfs(there).f_flag & os.ST_RDONLY
-        with disk_errors(path):
-            raise OSError(errno.EROFS if read_only else errno.EACCES, "")
-    if (path / MANIFEST).exists():
-        try:
-            previous = None if spec is None else read_manifest(path)
-        except Damaged:
-            return  # the start of the run says what is wrong
-        if spec is not None and previous is not None:
-            given = spec.as_dict()
-            undecided = {name for name, value in left_open.items() if given.get(name) == value}
-            refuse_other(path, previous, spec, undecided)
-    elif path.is_dir() and not Store(path).shards.is_dir():
-        names = sorted(entry.name for entry in path.iterdir())
-        other = [name for name in names if name != LOCK and not name.startswith(".")]
-        if other:
+        raise StoreError(f"{path}: cannot be written: no permission to write in {there}")
+    if path.is_dir() and not (path / MANIFEST).exists():
+        names = sorted(entry.name for entry in path.iterdir() if not entry.name.startswith("."))
+        other = [name for name in names if name not in (LOCK, "shards")]
+        if other or Store(path).count():
             raise RunError(
-                f"{path}: holds {other[0]!r} and no run; choose an empty folder or a new one"
+                f"{path}: holds {names[0]!r} and no run; choose an empty folder or a new one"
             )
-
-
-def refuse_other(
-    path: Path, previous: Manifest, spec: RunSpec, undecided: set[str] | None = None
-) -> None:
-    """Refuse a folder whose run has another spec; fields that are undecided may differ."""
-    here, there = spec.as_dict(), previous.spec
-    differing = {name for name in {*here, *there} if here.get(name) != there.get(name)}
-    if differing - (undecided or set()):
-        found = ", ".join(
-            f"{name} is {canonical_json(there.get(name))} there" for name in sorted(differing)
-        )
-        raise RunError(f"{path}: holds another run: {found}; choose another folder")

@@ -10,6 +10,7 @@ checksum of the whole file none does.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,6 @@ import pyarrow.parquet as pq
 
 from esscher.runs.errors import NAME, SCHEMA, Damaged, check_schema
 from esscher.runs.spec import Unit, canonical_json
-from esscher.runs.store import json_object
 
 _NOTHING = "_"
 _MARK = b"sha256:"
@@ -46,7 +46,7 @@ def as_table(value: Any, name: str) -> pa.Table:
         table = pa.table({column: _column(values) for column, values in value.items()})
     elif isinstance(value, list):
         table = pa.Table.from_pylist(value)
-    elif hasattr(value, "columns") and hasattr(value, "index"):
+    elif hasattr(value, "columns"):
         table = pa.Table.from_pandas(value, preserve_index=False)
     else:
         raise TypeError(
@@ -103,21 +103,26 @@ def concatenate(spec: Any, shards: Sequence[Shard]) -> dict[str, pa.Table]:
 
 def encode_shard(tables: Mapping[str, pa.Table], header: Mapping[str, Any]) -> bytes:
     """Several tables as one file: one row, each table a column that holds a list of its rows."""
-    columns = {name: _nested(table) for name, table in tables.items()}
+    columns = {}
+    for name, table in tables.items():
+        arrays = [column.combine_chunks() for column in table.columns]
+        rows = pa.StructArray.from_arrays(arrays, fields=list(table.schema))
+        ends = pa.array([0, table.num_rows], pa.int64())
+        columns[name] = pa.LargeListArray.from_arrays(ends, rows)
     # A unit may find nothing, and Parquet wants a column.
     return encode_table(pa.table(columns or {_NOTHING: pa.nulls(1, pa.int8())}), header)
 
 
 def decode_shard(data: bytes, origin: str) -> tuple[dict[str, Any], dict[str, pa.Table]]:
     """Header and tables of a shard whose checksum holds."""
-    header, file = _open_shard(data, origin)
-    row = _read(file, len(data), origin)
-    return header, {name: _flat(row.column(name)) for name in row.column_names if name != _NOTHING}
-
-
-def read_shard_header(data: bytes, origin: str) -> dict[str, Any]:
-    """The header of a shard whose checksum holds and whose schema this version reads."""
-    return _open_shard(data, origin)[0]
+    header, row = decode_table(data, origin)
+    tables = {}
+    for name in row.column_names:
+        if name != _NOTHING:
+            rows = row.column(name).combine_chunks().flatten()
+            schema = pa.schema(list(rows.type))
+            tables[name] = pa.Table.from_arrays(rows.flatten(), schema=schema)
+    return header, tables
 
 
 def encode_table(table: pa.Table, header: Mapping[str, Any]) -> bytes:
@@ -141,8 +146,24 @@ def encode_table(table: pa.Table, header: Mapping[str, Any]) -> bytes:
 
 def decode_table(data: bytes, origin: str) -> tuple[dict[str, Any], pa.Table]:
     """Header and table of a file whose checksum holds."""
-    header, file = _open(data, origin)
-    return header, _read(file, len(data), origin)
+    header = read_header(data, origin)
+    table = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
+    _release(len(data))
+    return header, table.replace_schema_metadata(None)
+
+
+def read_header(data: bytes, origin: str) -> dict[str, Any]:
+    """The header of a file; Damaged where its checksum does not hold."""
+    view, place = memoryview(data), data.rfind(_MARK) + len(_MARK)
+    blank = hashlib.sha256(view[:place])
+    blank.update(_BLANK)
+    blank.update(view[place + 64 :])
+    if blank.hexdigest() != checksum_of(data):
+        raise Damaged(f"{origin}: damaged: its content does not match its checksum")
+    metadata = pq.read_metadata(pa.BufferReader(data)).metadata
+    check_schema(int(metadata[b"esscher.schema"]), origin)
+    header: dict[str, Any] = json.loads(metadata[b"esscher.header"])
+    return header
 
 
 def checksum_of(data: bytes) -> str:
@@ -151,64 +172,7 @@ def checksum_of(data: bytes) -> str:
     return data[place : place + 64].decode("ascii", "replace")
 
 
-def _nested(table: pa.Table) -> pa.Array:
-    arrays = [column.combine_chunks() for column in table.columns]
-    rows = pa.StructArray.from_arrays(arrays, fields=list(table.schema))
-    return pa.LargeListArray.from_arrays(pa.array([0, table.num_rows], pa.int64()), rows)
-
-
-def _flat(column: pa.ChunkedArray) -> pa.Table:
-    rows = column.combine_chunks().flatten()
-    return pa.Table.from_arrays(rows.flatten(), schema=pa.schema(list(rows.type)))
-
-
 def _release(size: int) -> None:
     """Give back the memory that Arrow keeps after a large file, several times the file's size."""
     if size > _LARGE:
         pa.default_memory_pool().release_unused()
-
-
-def _open(data: bytes, origin: str) -> tuple[dict[str, Any], pq.ParquetFile]:
-    """Header and file; Damaged where the checksum does not hold or the file is not one of ours."""
-    view, place = memoryview(data), data.rfind(_MARK) + len(_MARK)
-    blank = hashlib.sha256(view[:place])
-    blank.update(_BLANK)
-    blank.update(view[place + 64 :])
-    if blank.hexdigest().encode() != data[place : place + 64]:
-        raise Damaged(f"{origin}: damaged: its content does not match its checksum")
-    try:
-        file = pq.ParquetFile(pa.BufferReader(data))
-        metadata = file.metadata.metadata
-        check_schema(int(metadata[b"esscher.schema"]), origin)
-        header = json_object(metadata[b"esscher.header"])
-    except (KeyError, TypeError, ValueError, OSError, pa.ArrowException) as cause:
-        raise Damaged(f"{origin}: damaged: {cause}") from cause
-    return header, file
-
-
-def _open_shard(data: bytes, origin: str) -> tuple[dict[str, Any], pq.ParquetFile]:
-    """The same of a shard, which names its run and its unit and has one row of lists of rows."""
-    header, file = _open(data, origin)
-    fields = {"job": str, "spec": dict, "spec_hash": str, "hashes": dict, "index": int}
-    for name, kind in {**fields, "unit": dict}.items():
-        if type(header.get(name)) is not kind:
-            raise Damaged(f"{origin}: damaged: its header has no {name}")
-    for field in file.schema_arrow:
-        rows = getattr(field.type, "value_type", None)
-        is_table = rows is not None and pa.types.is_struct(rows) and NAME.fullmatch(field.name)
-        if field.name != _NOTHING and not is_table:
-            raise Damaged(
-                f"{origin}: damaged: expected a list of rows in {field.name!r}, got {field.type}"
-            )
-    if file.metadata.num_rows != 1:
-        raise Damaged(f"{origin}: damaged: expected one row, got {file.metadata.num_rows}")
-    return header, file
-
-
-def _read(file: pq.ParquetFile, size: int, origin: str) -> pa.Table:
-    try:
-        table = file.read(use_threads=False).replace_schema_metadata(None)
-    except (OSError, ValueError, pa.ArrowException) as cause:
-        raise Damaged(f"{origin}: damaged: {cause}") from cause
-    _release(size)
-    return table
