@@ -165,11 +165,13 @@ class ErrorCurve:
             slope = None if queries.dmse_dlogn is None else 0.5 * mean(queries.dmse_dlogn) / mse
             effective = 1.0 / (share @ queries.sum_p2)
         delta = float(share[share > 0] @ queries.delta[share > 0])
+        largest = float(np.abs(queries.limit).max()) or 1.0
         return cls(
             n=n,
             rms=np.sqrt(mse),
             kind=kind,
-            scale=float(np.sqrt(share @ (queries.limit**2).sum(axis=1))),
+            # by the largest entry, so that no square leaves the floating range
+            scale=largest * float(np.sqrt(share @ ((queries.limit / largest) ** 2).sum(axis=1))),
             q95=np.sqrt(np.quantile(queries.mse, 0.95, axis=0)) if weights is None else None,
             slope=slope,
             effective_tokens=effective,

@@ -57,11 +57,11 @@ def exact_curve(
     and then ``kind`` is "pool". Per-query values are in ``.queries``; ``details`` adds each query's
     bias and, for Gaussian tokens, the second moment and the covariance of its error.
 
-    ``queries`` may be a measure. Its law is integrated for Gaussian queries on Gaussian tokens
-    where A x + tilt_bias has mean 0, rotation-invariant queries on rotation-invariant tokens where
-    A is a multiple of an orthogonal matrix, pools, small Rademacher cubes and intervals; of any
-    other law, and where that integral would not be right to 1e-6, ``draws`` queries are drawn with
-    ``seed``, and ``.query_stderr`` says what that leaves uncertain.
+    ``queries`` may be a measure. Its law is integrated for Gaussian queries on Gaussian tokens,
+    rotation-invariant queries on rotation-invariant tokens where A is a multiple of an orthogonal
+    matrix, pools, small Rademacher cubes and intervals; of any other law, and where that integral
+    would not be right to 1e-6, ``draws`` queries are drawn with ``seed``, and ``.query_stderr``
+    says what that leaves uncertain.
 
     ``keep``: a rule of ``es.keep`` or its text. The error is then that of the n keys it keeps on
     average of ``context`` independent tokens (one number, or one for each n): exact for "random",

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+import numba
 import numpy as np
 import numpy.typing as npt
 import scipy.stats
@@ -137,45 +138,73 @@ def _slope_stderr(queries: QueryErrors, slope: Floats) -> Floats:
 
 # ---- Gaussian queries on Gaussian tokens, integrated: no query is drawn.
 #
-# The error at a query depends on the score's deviation s and on a^T G a / s^2, where a = L^T A x is
-# the score's vector, s = |a|, L L^T the covariance of the tokens and G = L^T V^T V L. Centred a has
-# independent coordinates of variances lambda_k in its eigenbasis.
+# The error at a query depends on the score's deviation s and on a^T G a / s^2, where a = L^T (A x +
+# tilt bias) is the score's vector, s = |a|, L L^T the covariance of the tokens and G = L^T V^T V L.
 
 Counts = npt.NDArray[np.int64]
 
-BELOW = 33.0  # nodes begin at exp(-33) of the largest deviation
-REACH = 14.0  # deviations to which they reach; what is left weighs exp(-98)
-STEP = 0.25  # of log s at first; the law narrows like 1 / sqrt(d)
 HALVINGS = 7
 # f1/s^2 and f2 beyond S_MAX: polynomials in 1/s through values from here to S_MAX
 FROZEN, DEGREE = 20.0, 10
 EXTRAPOLATED = 1e-9  # their relative error for n up to 2^53
 
 
+@dataclass(frozen=True)
+class ScoreLaw:
+    """The law of the score's vector a, Gaussian with mean b, in its eigenbasis; directions of equal
+    variance are one group, and the first group is that of variance 0, empty or not.
+    """
+
+    variances: Floats  # of each direction of a group
+    counts: Floats  # directions of a group
+    shifts: Floats  # |b|^2 in a group
+    traces: Floats  # variance times tr G of a group
+    steps: Floats  # V L b of a group's b, (groups, d_out)
+
+    @classmethod
+    def of(cls, variances: Floats, b: Floats, value: Floats) -> ScoreLaw:
+        """From each direction's variance, its mean, and its column of V L."""
+        variances = np.where(variances > 1e-14 * variances.max(), variances, 0.0)
+        b = np.where(b**2 > 1e-32 * variances, b, 0.0)  # below is rounding
+        levels = np.unique(np.append(0.0, variances))
+        member = (variances[:, None] == levels).astype(np.float64)
+        steps = member.T @ (value * b).T
+        return cls(
+            variances=levels,
+            counts=member.sum(axis=0),
+            shifts=b**2 @ member,
+            traces=((value**2).sum(axis=0) * variances) @ member,
+            steps=steps if b.any() else steps[:, :0],  # a centred law takes no steps
+        )
+
+    def delta(self, trace: float) -> float:
+        """E exp(s^2) (tr G + a^T G a), lim n * MSE; infinite where a variance is 1/2 or more."""
+        q = 1.0 - 2.0 * self.variances
+        if (q <= 0.0).any():
+            return math.inf
+        log_size = float((-0.5 * self.counts * np.log(q) + self.shifts / q).sum())
+        form = float((self.traces / q).sum() + ((1.0 / q) @ self.steps) @ ((1.0 / q) @ self.steps))
+        return math.exp(log_size) * (trace + form) if log_size < 700.0 else math.inf
+
+
 def gaussian_queries_curve(
     head: Head, measure: Measure, queries: Measure, n: Counts
 ) -> ErrorCurve | None:
-    """The curve over Gaussian queries on Gaussian tokens; None where the score's vector has a mean,
-    or where the integral is not right to ``UNSURE``.
+    """The curve over Gaussian queries of any mean and covariance, on Gaussian tokens; None where
+    the integral is not right to ``UNSURE``.
     """
     root, A = measure.root, head.A.double()
-    offset = A @ queries.mean.double()
-    if head.tilt_bias is not None:
-        offset = offset + head.tilt_bias.double()
-    if bool((root.T @ offset).any()):
-        return None
     spread = product(product(root.T, A), queries.root)
+    offset = head.tilt(queries.mean.double()) @ root
     value = product(head.V.double(), root)
     if is_diagonal(spread):
         variances = spread.diagonal() ** 2
     else:
         variances, basis = torch.linalg.eigh(product(spread, spread.T))
-        variances, value = variances.clamp_min(0.0), value @ basis
-    size = (value * value).sum(dim=0)
-    values, traces, trace = variances.cpu().numpy(), size.cpu().numpy(), float(size.sum())
-    spreads = values > 1e-14 * values.max()
-    values, traces = values[spreads], traces[spreads] * values[spreads]
-    parts, accuracy = _integrate(values, traces, trace, n)
+        variances, offset, value = variances.clamp_min(0.0), offset @ basis, value @ basis
+    trace = float((value * value).sum())
+    law = ScoreLaw.of(variances.cpu().numpy(), offset.cpu().numpy(), value.cpu().numpy())
+    parts, accuracy = _integrate(law, trace, n)
     if not accuracy < UNSURE:  # or NaN
         return None
     mse, dmse, sum_p2 = parts
@@ -190,10 +219,10 @@ def gaussian_queries_curve(
         rms=np.sqrt(mse),
         kind="exact",
         scale=math.hypot(float(centre.norm()), float(moved.norm())),
-        q95=_quantile_error(values, trace, trace / head.dim, n) if alike else None,
+        q95=_quantile_error(law, trace, trace / head.dim, n) if alike else None,
         slope=slope,
         effective_tokens=1.0 / sum_p2,
-        delta=_delta(values, traces, trace),
+        delta=law.delta(trace),
         accuracy=accuracy,
         origin=(
             "exact, Gaussian tokens: f1 and f2 of the score's standard deviation; the law of"
@@ -202,80 +231,27 @@ def gaussian_queries_curve(
     )
 
 
-def _delta(values: Floats, traces: Floats, trace: float) -> float:
-    """E exp(s^2) (tr G + a^T G a), lim n * MSE; infinite where a variance is 1/2 or more."""
-    q = 1.0 - 2.0 * values
-    if (q <= 0.0).any():
-        return math.inf
-    log_size = -0.5 * float(np.log(q).sum())
-    return math.exp(log_size) * (trace + float((traces / q).sum())) if log_size < 700 else math.inf
-
-
-def _integrate(values: Floats, traces: Floats, trace: float, n: Counts) -> tuple[Floats, float]:
+def _integrate(law: ScoreLaw, trace: float, n: Counts) -> tuple[Floats, float]:
     """Mean squared error, its derivative in log n and E sum_j p_j^2 at each n, and their relative
-    accuracy: a trapezoid rule in log s, halved until it stands.
-
-    ``values``: variances lambda_k > 0 of the coordinates of a; ``traces``: lambda_k G_kk.
+    accuracy: all steps are halved until the numbers stand.
     """
-    if values.size == 0:  # every query has the score's deviation 0
-        return _sums(np.zeros(1), np.ones(1), np.zeros(1), trace, n), 1e-12
-    top, mean = math.sqrt(float(values.max())), math.sqrt(float(values.sum()))
-    step = STEP / max(1.0, math.sqrt(values.sum() ** 2 / (values**2).sum() / 5.0))
+    if law.variances.size == 1:  # every query has the same s
+        s, form = np.sqrt(law.shifts), np.array([float((law.steps**2).sum())])
+        return _sums(s, np.ones(1), form, trace, n), 1e-12
     found, accuracy = np.zeros((3, n.size)), math.inf
-    for halved in range(HALVINGS + 1):
-        each = step / 2**halved
-        s = np.exp(np.arange(math.log(top) - BELOW, math.log(mean + REACH * top), each))
-        log_scale, one, form = chi_square_densities(values, traces, s**2)
-        weight = 2.0 * each * s**2 * np.exp(log_scale)
-        used = weight * one > 1e-30
-        s, one, form = s[used], (weight * one)[used], (weight * form)[used]
+    for level in range(HALVINGS + 1):
+        nodes = _nodes(law, level)
+        if nodes is None:
+            break
+        s, one, form = nodes
         before, found = found, _sums(s, one, form, trace, n)
         change = relative_change(before[[0, 2]], found[[0, 2]])
         accuracy = max(change, abs(float(one.sum()) - 1.0))
         if accuracy < STANDS:
             break
-        beyond = float(one[s > S_MAX].sum()) > 1e-12
+        beyond = float(np.abs(one[s > S_MAX]).sum()) > 1e-12
         accuracy = max(accuracy, EXTRAPOLATED if beyond else 0.0)
     return found, max(1e-12, accuracy)
-
-
-def chi_square_densities(
-    values: Floats, traces: Floats, t: Floats
-) -> tuple[Floats, Floats, Floats]:
-    """The density of |a|^2 = sum_k lambda_k g_k^2 at t, g_k standard normal, and the same weighted
-    by E[a^T G a | t], both over exp of the first array.
-
-    Their Laplace transforms D(p) = prod_k (1 + 2 p lambda_k)^(-1/2) and D(p) sum_k lambda_k G_kk /
-    (1 + 2 p lambda_k) are inverted on a parabola through the saddle point of D(p) e^(pt), where a
-    trapezoid rule is right to rounding relative to the density itself, in its tails too.
-    """
-    values, group = np.unique(values, return_inverse=True)
-    counts = np.bincount(group).astype(np.float64)
-    traces = np.bincount(group, traces).astype(np.float64)
-    top = values.max()
-    gap = 1.0 - values / top
-    # mu > 0 with sum_k lambda_k / q_k = t, by bisection of its logarithm: a few digits suffice
-    low, high = np.log(0.25 / t), np.log(2.0 * float(counts.sum()) / t + 1e-300)
-    for _ in range(40):
-        middle = 0.5 * (low + high)
-        q = gap + 2.0 * np.exp(middle)[:, None] * values
-        above = values / q @ counts > t
-        low, high = np.where(above, middle, low), np.where(above, high, middle)
-    mu = np.exp(0.5 * (low + high))
-    q = gap + 2.0 * mu[:, None] * values
-    log_scale = (mu - 0.5 / top) * t - 0.5 * np.log(q) @ counts
-    curvature = 2.0 * (values / q) ** 2 @ counts
-    step = np.minimum(0.1, 0.5 / np.sqrt(4.0 * mu**2 * curvature))
-    one, form = np.zeros_like(t), np.zeros_like(t)
-    for k in range(int(np.ceil((np.sqrt(46.0 / (mu * t)) / step).max())) + 1):
-        turn = 1.0 + 1j * k * step
-        at = mu * turn**2
-        q = gap + 2.0 * at[:, None] * values
-        log = (at - 0.5 / top) * t - 0.5 * np.log(q) @ counts
-        share = (0.5 if k == 0 else 1.0) * step * 2.0 * mu / np.pi * turn * np.exp(log - log_scale)
-        one += share.real
-        form += (share * (traces / q).sum(axis=1)).real
-    return log_scale, one, form
 
 
 def _sums(s: Floats, one: Floats, form: Floats, trace: float, n: Counts) -> Floats:
@@ -312,13 +288,112 @@ def _frozen(s: Floats, n: Counts) -> tuple[Floats, Floats, Floats, Floats]:
     return f1, f2, df1, df2
 
 
-def _quantile_error(values: Floats, trace: float, per_direction: float, n: Counts) -> Floats | None:
+def _quantile_error(law: ScoreLaw, trace: float, per_direction: float, n: Counts) -> Floats | None:
     """The error at the 95 % quantile of s, where V keeps angles: it rises with s. None where that
     quantile is not known: unequal variances.
     """
-    if values.size and np.ptp(values) > 1e-12 * values.max():
+    if law.variances.size > 2:
         return None
-    count = values.size
-    t = float(values.max()) * float(scipy.stats.chi2.ppf(LEVEL, count)) if count else 0.0
+    t = float(law.shifts[0])
+    if law.variances.size == 2:
+        top = float(law.variances[1])
+        t += top * float(scipy.stats.ncx2.ppf(LEVEL, law.counts[1], law.shifts[1] / top))
+    if not math.isfinite(t):
+        return None
     s, form = np.array([math.sqrt(t)]), np.array([t * per_direction])
     return np.asarray(np.sqrt(_sums(s, np.ones(1), form, trace, n)[0]))
+
+
+# ---- Nodes for the law of s and a^T G a: one direction of the score's vector after the other takes
+# s to sqrt(s^2 + a^2), and its weight is shared out among the nodes nearby by interpolation.
+
+SCALE = 2.0  # nodes are evenly spaced below it and geometric above
+STENCIL = 16
+REACH = 14.0  # deviations to which the rules reach; what is left weighs exp(-98)
+SPACING, STEP = 0.08, 0.8  # of nodes, and of the rules in deviations, at level 0
+MOST = 3000  # nodes; more are not worth their memory
+
+
+def _nodes(law: ScoreLaw, level: int) -> tuple[Floats, Floats, Floats] | None:
+    """s and weights of both signs, ``one`` and ``form``: sum(one h(s)) = E h(s), sum(form h(s)) =
+    E h(s) a^T G a. Each ``level`` halves all steps; None where that would take more than ``MOST``.
+    """
+    delta, step = SPACING / 2**level, STEP / 2**level
+    mean = float(law.counts @ law.variances + law.shifts.sum())  # of s^2
+    far = math.sqrt(mean) + REACH * math.sqrt(float(law.variances.max()))
+    count = math.ceil(math.asinh(far / SCALE) / delta) + STENCIL
+    if count > MOST:
+        return None
+    s = SCALE * np.sinh((np.arange(count) + 0.5) * delta)
+    none = np.zeros(1)
+    one = _moved(np.sqrt(law.shifts[:1]), none, np.ones(1), none, delta, count)[0][:, 0]
+    along = one[:, None] * law.steps[0]  # E V L a over the directions so far, at each s
+    form = one * (law.steps[0] @ law.steps[0])
+    for k in range(1, law.variances.size):
+        sigma, others = math.sqrt(law.variances[k]), int(law.counts[k])
+        rest = law.traces[k] / law.variances[k]
+        if law.shifts[k] > 0.0:  # the direction of b
+            middle, own = math.sqrt(law.shifts[k]), law.steps[k]
+            a, weight = _normal(middle, sigma, step)
+            same, once, twice = _moved(s, a, weight, a / middle, delta, count)
+            form = same @ form + 2.0 * once @ (along @ own) + (own @ own) * (twice @ one)
+            along = same @ along + (once @ one)[:, None] * own
+            one = same @ one
+            others, rest = others - 1, max(rest - (own @ own) / law.shifts[k], 0.0)
+        if others > 0:  # the directions across it, of which only the length counts
+            a, weight = _normal(0.0, sigma, step) if others == 1 else _chi(others, sigma, step)
+            same, _, twice = _moved(s, a, weight, a, delta, count)
+            form = same @ form + rest / others * (twice @ one)
+            along, one = same @ along, same @ one
+    return s, one, form
+
+
+def _normal(mean: float, sigma: float, step: float) -> tuple[Floats, Floats]:
+    """Nodes and weights of N(mean, sigma^2): even ones, or where it is broad a = SCALE sinh y."""
+    if sigma <= 0.25 * math.hypot(mean, SCALE):
+        z = step * np.arange(-math.ceil(REACH / step), math.ceil(REACH / step) + 1.0)
+        return mean + sigma * z, step * np.exp(-0.5 * z**2) / math.sqrt(2.0 * math.pi)
+    low, high = (math.asinh((mean + side * REACH * sigma) / SCALE) for side in (-1, 1))
+    y = np.arange(low, high, 0.25 * step)
+    a, slope = SCALE * np.sinh(y), SCALE * np.cosh(y)
+    z = (a - mean) / sigma
+    return a, 0.25 * step / sigma * slope * np.exp(-0.5 * z**2) / math.sqrt(2.0 * math.pi)
+
+
+def _chi(count: int, sigma: float, step: float) -> tuple[Floats, Floats]:
+    """Nodes and weights of sigma chi, ``count`` at least 2 degrees of freedom: even in its
+    logarithm.
+    """
+    root, each = math.sqrt(count), step * min(0.25, 1.0 / math.sqrt(2.0 * count))
+    low = math.log(max(root - REACH, root * math.exp(-1.0 - 46.0 / count)))
+    y = np.arange(low, math.log(root + REACH), each)
+    log = count * y - 0.5 * np.exp(2.0 * y) - (0.5 * count - 1.0) * math.log(2.0)
+    return sigma * np.exp(y), each * np.exp(log - math.lgamma(0.5 * count))
+
+
+@numba.njit(cache=True, error_model="numpy")
+def _moved(s: Floats, a: Floats, weight: Floats, x: Floats, delta: float, count: int) -> Floats:
+    """Three matrices that take weights at ``s`` to the nodes: each s to sqrt(s^2 + a^2), a drawn by
+    ``weight``, times 1, x and x^2.
+    """
+    out, signs, share = np.zeros((3, count, s.size)), np.ones(STENCIL), np.empty(STENCIL)
+    for p in range(1, STENCIL):
+        signs[p] = -signs[p - 1] * (STENCIL - p) / p
+    for j in range(s.size):
+        for m in range(a.size):
+            at = math.asinh(math.hypot(s[j], a[m]) / SCALE) / delta - 0.5
+            at = min(at, count - 1.0 - STENCIL // 2)  # beyond is nothing
+            first = math.floor(at) - STENCIL // 2 + 1
+            total = 0.0
+            for p in range(STENCIL):
+                gap = at - (first + p)
+                share[p] = signs[p] / (gap if gap != 0.0 else 1e-200)
+                total += share[p]
+            for p in range(STENCIL):
+                # even in s: below the first node its mirror image
+                i = first + p if first + p >= 0 else -1 - (first + p)
+                w = weight[m] * share[p] / total
+                out[0, i, j] += w
+                out[1, i, j] += w * x[m]
+                out[2, i, j] += w * x[m] * x[m]
+    return out

@@ -55,12 +55,14 @@ def compare(
 
 @pytest.mark.parametrize("seed", range(24))
 def test_gaussian_queries(seed: int) -> None:
-    """Centred, of every dimension and rank."""
+    """Of every dimension and rank, centred or not, with tilt biases or none."""
     noise = numbers(seed)
     width, dim = 1 + seed % 5, 1 + (seed // 2) % 4
-    head = es.Head(0.6 * noise(dim, width), noise(2, dim), None, noise(2))
+    mean = None if seed % 6 == 0 else noise(width)
+    bias = 0.5 * noise(dim) if seed % 2 else None
+    head = es.Head(0.6 * noise(dim, width), noise(2, dim), bias, noise(2))
     law = es.Gaussian(covariance(seed, dim, 2.0), noise(dim))
-    compare(head, law, es.Gaussian(covariance(seed + 50, width, seed % 9)), seed)
+    compare(head, law, es.Gaussian(covariance(seed + 50, width, seed % 9), mean), seed)
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -14,7 +14,8 @@ from scipy import integrate, stats
 
 import esscher as es
 from esscher.errors.gaussian import gaussian_error
-from esscher.errors.query_laws import _frozen, chi_square_densities
+from esscher.errors.keep_law import log_chi_square_density
+from esscher.errors.query_laws import _frozen
 
 
 def eye(d: int, scale: float = 1.0) -> torch.Tensor:
@@ -57,13 +58,6 @@ def test_slope_over_gaussian_queries() -> None:
     assert curve.slope[1] == pytest.approx(quotient, rel=1e-6)
 
 
-def log_chi_square_density(values: np.ndarray, t: np.ndarray) -> np.ndarray:
-    """With G = 1, E[a^T G a | t] is t itself."""
-    log_scale, one, form = chi_square_densities(values, values, t)
-    np.testing.assert_allclose(form, one * t, rtol=1e-9)
-    return log_scale + np.log(one)
-
-
 @pytest.mark.parametrize("d", [1, 2, 5, 50, 500])
 def test_density_of_a_chi_square(d: int) -> None:
     """Relative accuracy from one tail to the other; of unequal variances, the sum of two."""
@@ -80,18 +74,43 @@ def test_density_of_unequal_variances() -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("mean", [0.1, 2.3, 30.0])
+def test_isotropic_gaussian_queries_with_a_mean_against_quadrature(mean: float) -> None:
+    """Over the noncentral chi-square law of s^2, d = 3, V = 1: s alone counts; and its quantile."""
+    offset = torch.tensor([0.0, mean, 0.0], dtype=torch.float64)
+    law, n = es.Gaussian(eye(3)), 1000
+    curve = es.exact_curve(es.Head(eye(3), eye(3)), law, es.Gaussian(eye(3), offset), [n])
+
+    def error(t: float) -> float:
+        f1, f2 = gaussian_error(n, math.sqrt(t))
+        return float(f1) + 2 * float(f2)
+
+    ends = np.linspace(max(0.0, mean - 10.0), mean + 11.0, 60) ** 2
+    parts = [
+        integrate.quad(
+            lambda t: float(stats.ncx2.pdf(t, 3, mean**2)) * error(t), a, b, epsabs=0, epsrel=1e-10
+        )[0]
+        for a, b in itertools.pairwise(ends)
+    ]
+    assert curve.rms[0] == pytest.approx(math.sqrt(sum(parts)), rel=1e-7)
+    assert curve.q95 is not None
+    assert curve.q95[0] == pytest.approx(
+        math.sqrt(error(float(stats.ncx2.ppf(0.95, 3, mean**2)))), rel=1e-9
+    )
+
+
 @pytest.mark.parametrize("ratio", [1.0, 0.1, 0.01, 0.003, 1e-6, 1e-13])
-def test_gaussian_queries_of_unequal_variances(ratio: float) -> None:
+def test_gaussian_queries_with_a_mean_and_unequal_variances(ratio: float) -> None:
     """Against a product of two Gauss-Hermite rules over the queries, for every ratio of variances
     down to a law on a line.
     """
-    variances, n = 0.1 * np.array([1.0, ratio]), [1, 100, 10**6]
-    queries = es.Gaussian(torch.diag(torch.from_numpy(variances)))
+    variances, mean, n = 0.1 * np.array([1.0, ratio]), np.array([0.5, 0.5]), [1, 100, 10**6]
+    queries = es.Gaussian(torch.diag(torch.from_numpy(variances)), torch.from_numpy(mean))
     head = es.Head(eye(2), torch.tensor([[1.0, 0.3], [-0.5, 2.0]], dtype=torch.float64))
     found = es.exact_curve(head, es.Gaussian(eye(2)), queries, n)
     nodes, weights = np.polynomial.hermite_e.hermegauss(60)
     rows = np.stack(np.meshgrid(nodes, nodes, indexing="ij"), axis=-1).reshape(-1, 2)
-    rows = np.sqrt(variances) * rows
+    rows = mean + np.sqrt(variances) * rows
     s = np.sqrt((rows**2).sum(1))
     f1, f2 = gaussian_error(np.array(n)[None, :], s[:, None])
     V = head.V.numpy()
@@ -107,15 +126,13 @@ def test_gaussian_queries_of_unequal_variances(ratio: float) -> None:
 def test_a_law_of_queries_that_is_not_integrated_well_is_drawn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Gaussian queries with a mean or at too few nodes, and a sharp head on an interval."""
-    law, head = es.Gaussian(eye(2)), es.Head(eye(2), eye(2))
-    curves = [es.exact_curve(head, law, es.Gaussian(eye(2), [1.0, 0.0]), [10])]
-    curves.append(es.exact_curve(es.Head(eye(2), eye(2), [1.0, 0.0]), law, law, [10]))
-    monkeypatch.setattr("esscher.errors.query_laws.HALVINGS", 0)
-    curves.append(es.exact_curve(head, law, law, [10]))
-    for curve in curves:
-        assert "queries drawn" in curve.origin
-        assert curve.query_stderr[0] > 0
+    """Too few nodes allowed for a mean, and for a sharp head on an interval."""
+    monkeypatch.setattr("esscher.errors.query_laws.MOST", 40)
+    law = es.Gaussian(eye(2))
+    queries = es.Gaussian(torch.diag(torch.tensor([1.0, 0.3], dtype=torch.float64)), [1.0, 0.0])
+    curve = es.exact_curve(es.Head(eye(2), eye(2)), law, queries, [10])
+    assert "queries drawn" in curve.origin
+    assert curve.query_stderr[0] > 0
     monkeypatch.setattr("esscher.errors.query_laws.DOUBLINGS", 1)
     sharp = es.exact_curve(es.Head([[3000.0]], [[1.0]]), es.Sphere(1), es.Ball(1), [10])
     assert "queries drawn" in sharp.origin
@@ -140,11 +157,12 @@ def test_radii_of_queries_are_doubled_until_the_curve_stands() -> None:
     assert curve.rms[0] == pytest.approx(math.sqrt(mse), rel=1e-9)
 
 
-def test_any_head_and_centred_gaussian_queries_against_drawn_ones(
-    generator: torch.Generator,
+@pytest.mark.parametrize("centred", [True, False])
+def test_any_head_and_gaussian_queries_against_drawn_ones(
+    centred: bool, generator: torch.Generator
 ) -> None:
-    """A not square, V not square, singular queries, a mean of the tokens and of values; 4000
-    queries, 5 standard errors (1e-6 false alarms).
+    """A not square, V not square, singular queries, means and biases; 4000 queries, 5 standard
+    errors (1e-6 false alarms).
     """
 
     def noise(*shape: int) -> torch.Tensor:
@@ -152,8 +170,8 @@ def test_any_head_and_centred_gaussian_queries_against_drawn_ones(
 
     root, narrow = 0.5 * noise(4, 4), noise(3, 2)
     law = es.Gaussian(root @ root.T, noise(4))
-    queries = es.Gaussian(narrow @ narrow.T)
-    head = es.Head(0.4 * noise(4, 3), noise(2, 4), None, noise(2))
+    queries = es.Gaussian(narrow @ narrow.T, None if centred else noise(3))
+    head = es.Head(0.4 * noise(4, 3), noise(2, 4), None if centred else 0.3 * noise(4), noise(2))
     n = [1, 10, 1000]
     found = es.exact_curve(head, law, queries, n)
     drawn = es.exact_curve(head, law, queries.sample(4000, generator), n)
