@@ -33,7 +33,7 @@ def test_every_entry_of_the_file_of_claims_has_a_rule() -> None:
     entries = yaml.safe_load(file.read_text("utf-8"))
     assert list(entries) == list(CLAIMS)
     assert {key for entry in entries.values() for key in entry} == {
-        *("source", "statement", "hypothesis", "rule", "refuted_by", "seen", "bars", "runs")
+        *("source", "statement", "hypothesis", "rule", "refuted_by", "seen", "thresholds", "runs")
     }
 
 

@@ -1,5 +1,5 @@
 """A claim as data: what is said and by whom, the experiment that tests it, and the rule that
-decides.
+decides. Words and numbers: claims.yaml; rules: the functions below ``@claim`` in claims_*.py.
 """
 
 from __future__ import annotations
@@ -115,15 +115,17 @@ def claim(
 ) -> Callable[[Callable[..., Decision]], Callable[..., Decision]]:
     """Make the function below the rule of the claim that ``claims.yaml`` has under this id.
 
-    The file has its words, the ``bars`` of the rule (numbers that the words name in braces and the
-    function takes by name), and its ``runs``.
+    The file has its words, the ``thresholds`` of the rule (the words name them in braces, the
+    function takes them by name), and its ``runs``.
     """
     known = _file()[id]
-    bars: dict[str, Any] = known.get("bars", {})
-    words = {name: text.format(**bars) for name, text in known.items() if isinstance(text, str)}
+    thresholds: dict[str, Any] = known.get("thresholds", {})
+    words = {
+        name: text.format(**thresholds) for name, text in known.items() if isinstance(text, str)
+    }
 
     def add(rule: Callable[..., Decision]) -> Callable[..., Decision]:
-        runs, decide = partial(_runs, known["runs"]), partial(rule, **bars)
+        runs, decide = partial(_runs, known["runs"]), partial(rule, **thresholds)
         CLAIMS[id] = Claim(id, runs=runs, decide=decide, measure=measure, **words)
         return rule
 

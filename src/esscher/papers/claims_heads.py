@@ -1,6 +1,7 @@
-"""[B] on real heads, MiniLM of the BERT family and SmolLM2, a causal language model, on text that
-needs no download; and keys that are kept: the exact error of keep rules, the rates of sparse
-variants, heads of a layer together, depth, single heads against the output.
+"""Rules of the claims on real heads. [B] on MiniLM, of the BERT family, and on SmolLM2, a causal
+language model, with text that needs no download; and keys that are kept: the exact error of keep
+rules, the rates of sparse variants, heads of a layer together, depth, single heads against the
+output.
 """
 
 from __future__ import annotations
@@ -329,7 +330,7 @@ def measure_neyman(
 
 
 @claim("o-34-neyman", measure_neyman)
-def neyman(tables: Tables, flat: float) -> Decision:
+def neyman(tables: Tables, half: list[float], flat: float) -> Decision:
     errors = tables["neyman"]["evidence"]
     x = errors.groupby("point")["horizon"].first()
     chosen, random = (
@@ -345,7 +346,7 @@ def neyman(tables: Tables, flat: float) -> Decision:
         line("1/2", x, 0.5),
     ]
     return decided(
-        need("exponent of Neyman's keys", chosen, inside, 0.45, 0.55),
+        need("exponent of Neyman's keys", chosen, inside, *half),
         need(f"largest over smallest error at n = {errors['n'].max()}", spread, below, flat),
         picture=Picture("horizon", "exponent", series, log="x"),
         note=f"random keys have {[*random.values()][-1].value:.3f} at the largest horizon",

@@ -1,7 +1,7 @@
-"""[S]: the limit of one attention layer on infinitely many tokens, how outputs and gradients
-approach it and linear attention, the query inside the prompt; where gradient flow ends, errors
-after training, the distance of softmax and linear attention along it, and which of them fails to
-train.
+"""Rules of the claims on in-context learning, [S]: the limit of one attention layer on infinitely
+many tokens, how outputs and gradients approach it and linear attention, the query inside the
+prompt; where gradient flow ends, errors after training, the distance of softmax and linear
+attention along it, and which of them fails to train.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Claims on laws of tokens. [B]: rates below 1/2 at high coupling, the proved bound, the fall with
-the scale of the scores, the uniform error over a ball, tokens of bounded support, hardmax. Ours and
-theory: the law of the error at one query (normal in the limit, its variance bounded, its size
-chi-squared), exact integrals at finite n, the exponents of the random energy model.
+"""Rules of the claims on laws of tokens. [B]: rates below 1/2 at high coupling, the proved bound,
+the fall with the scale of the scores, the uniform error over a ball, tokens of bounded support,
+hardmax. Ours and theory: the law of the error at one query (normal in the limit, its variance
+bounded, its size chi-squared), exact integrals at finite n, the exponents of the random energy
+model.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def proved_rate(tables: Tables, slack: float) -> Decision:
 
 
 @claim("b-3-falls-with-scale")
-def falls_with_scale(tables: Tables, fall: float) -> Decision:
+def falls_with_scale(tables: Tables, law: float, fall: float) -> Decision:
     """Between the smallest and the largest alpha, nowhere a rise; the experimental formula of [B]
     is drawn beside it.
     """
@@ -103,7 +104,7 @@ def falls_with_scale(tables: Tables, fall: float) -> Decision:
         line("1/(2(1 + Psi)), experimental of [B]", x, paper),
     ]
     return decided(
-        need("fall of the exponent", Interval(value, value - half, value + half), above, 0.1),
+        need("fall of the exponent", Interval(value, value - half, value + half), above, law),
         need("rise between two alphas beyond the intervals", rises, below, 0.0),
         need("fall over heads of MiniLM", fall_with_scale(tables["heads"]["scales"]), above, fall),
         picture=Picture("coupling Psi = alpha^2", "exponent", series, log="x"),
@@ -226,7 +227,7 @@ def support(tables: Tables, exponential: float, polynomial: float) -> Decision:
 
 
 @claim("b-6-hardmax")
-def hardmax(tables: Tables) -> Decision:
+def hardmax(tables: Tables, near: list[float], level: list[float]) -> Decision:
     """E|mean| sqrt(ln n) has to be level and near ln 4 / (2 sqrt 2): after a power law it would
     fall by a factor, after a constant rise. Corrections are of order 1/ln n.
     """
@@ -241,8 +242,8 @@ def hardmax(tables: Tables) -> Decision:
     changed = Interval(change, change - error, change + error)
     series = [points("measured", n, found), line("ln 4/(2 sqrt(2 ln n))", n, theory)]
     return decided(
-        need("ratio to the asymptote", last, inside, 0.85, 1.15),
-        need(f"its change from n = {n[len(n) // 2]:.0f}", changed, inside, 0.7, 1.4),
+        need("ratio to the asymptote", last, inside, *near),
+        need(f"its change from n = {n[len(n) // 2]:.0f}", changed, inside, *level),
         picture=Picture("tokens n", "E|mean output|", series, log="x"),
     )
 

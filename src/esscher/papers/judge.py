@@ -1,5 +1,5 @@
-"""The claims there are, the job that measures evidence for them, and their verdicts, which are
-stored in ``reproduce.json``.
+"""Run the experiments of claims and judge them: verdicts, with the numbers that they rest on, go
+into ``reproduce.json``.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The pieces of decision rules: intervals against bounds, shares, means, rank correlations, rates
-fitted to stored errors; and series of pictures.
+"""Functions that the rules of claims (in claims_*.py) are made of: an interval against a bound,
+shares, means, rank correlations, rates fitted to stored errors; and series of pictures.
 """
 
 from __future__ import annotations
