@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from esscher.compress.choose import PAGE, SPLIT, cache_rule, choose, default_split, once
-from esscher.compress.every import EveryText
 from esscher.compress.job import compute
+from esscher.compress.per_query import PerQueryText
 from esscher.compress.price import predicted
 from esscher.compress.prompt import Prompt, Settings
 from esscher.compress.session import source_of
@@ -159,7 +159,7 @@ def test_queries_that_each_keep_a_few() -> None:
     counted one by one.
     """
     found = source_of(spec("gemma", rules=["recent"], keep=[0.2], when="every"))
-    every = EveryText(found, int(found.texts[0]))
+    every = PerQueryText(found, int(found.texts[0]))
     tokens = every.ids.shape[1]  # 72
     kept, _ = every.run(Cell("recent", "uniform", 0.2, 0))
     sizes = [round(0.2 * min(held, tokens)) for held in (WINDOW, WINDOW, tokens)]

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.compress.every import EveryText
+from esscher.compress.per_query import PerQueryText
 from esscher.compress.session import Source, source_of
 from esscher.compress.spec import CompressSpec
 from esscher.compress.text import Text
@@ -272,7 +272,7 @@ def test_errors_of_heads_are_the_models_own(name: str, tmp_path: Path) -> None:
 def test_every_query_keeps_a_few(name: str, tmp_path: Path) -> None:
     # shares of the most keys that a query sees: below 1/2, where a causal query sees half of them
     found = source(name, tmp_path, rules=[RULE, "topk"], when="every", keep=[0.2, 0.4])
-    text = EveryText(found, int(found.texts[0]))
+    text = PerQueryText(found, int(found.texts[0]))
     for cell in text.cells():
         kept, outcome = text.run(cell)
         assert 0 < kept < text.keys

@@ -7,9 +7,9 @@ from typing import Any
 
 import pandas as pd
 
-from esscher.compress.every import EveryText
 from esscher.compress.heads import head_rows, random_cell, together_rows
 from esscher.compress.metrics import NEEDLES, Outcome, metrics
+from esscher.compress.per_query import PerQueryText
 from esscher.compress.session import Source, source_of
 from esscher.compress.spec import CompressSpec
 from esscher.compress.tables import FULL, columns, finished
@@ -45,7 +45,7 @@ def compute(source: Source, unit: Unit) -> Mapping[str, Any]:
         return {"draws": _needle(source, unit["needle"], unit["kind"])}
     window = int(source.texts[unit["text"]])
     if source.spec.when == "every":
-        return _every(EveryText(source, window), unit["text"])
+        return _every(PerQueryText(source, window), unit["text"])
     text = Text(source, source.ids(window), source.prefill)
     named = {"text": unit["text"]}
     if "together" in unit:
@@ -83,7 +83,7 @@ def _cache(text: Text, number: int) -> Mapping[str, Any]:
     return {name: table for name, table in tables.items() if table}
 
 
-def _every(text: EveryText, number: int) -> Mapping[str, Any]:
+def _every(text: PerQueryText, number: int) -> Mapping[str, Any]:
     place = {"text": number, "horizon": text.horizons.median}
     rows, cells = list(_full(text.full, place)), list(text.cells())
     for i, cell in enumerate(cells):

@@ -1,5 +1,5 @@
-"""One text whose every query keeps a few keys: encoders, classifiers, and language models that are
-asked so.
+"""One text on which each query keeps keys of its own (``--when every``): encoders, classifiers, and
+language models if asked.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from esscher.keep.context import Context
 from esscher.keep.rule import Chance, Rule
 
 
-class EveryText:
-    """The full model on one text, and then under each cell, every query with keys of its own."""
+class PerQueryText:
+    """The full model on one text, then with each rule and size; each query keeps its own keys."""
 
     def __init__(self, source: Source, window: int) -> None:
         self.source, self.window, self.ids = source, window, source.ids(window)
