@@ -1,1 +1,1 @@
-"""A head on n tokens, or on infinitely many."""
+"""A head on n tokens, or on infinitely many. Attention of loaded models: esscher.hf.call."""

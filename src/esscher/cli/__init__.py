@@ -1,4 +1,4 @@
-"""The command line: one file per command."""
+"""The command line: one file per command. Flags come from the fields of specs (``options.py``)."""
 
 from esscher.cli.app import main
 

@@ -1,5 +1,6 @@
 """exact_curve: the exact error of a head on n tokens of a law, for every n at once. No sampling, no
-variance.
+variance. The integral is evaluated in esscher.errors.integral, of Gaussian tokens in
+esscher.errors.gaussian.
 """
 
 from __future__ import annotations

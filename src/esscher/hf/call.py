@@ -24,9 +24,9 @@ from torch import Tensor
 from esscher.keep.context import Context
 
 QUIRKS: dict[str, Callable[[Any, dict[str, Any]], dict[str, Any]]] = {}
-"""By class name of an attention module: a function of the module and of the keyword arguments of
-its attention calls that returns them as :func:`call_of` takes them. A family that says scale, cap,
-bias or sinks in words of its own needs one entry.
+"""Architectures that pass scale, soft cap, bias or sinks under other names: class name of the
+attention module -> function(module, keyword arguments) that returns the arguments under the names
+that :func:`call_of` reads (scaling, softcap, position_bias, s_aux, sliding_window, is_causal).
 """
 
 

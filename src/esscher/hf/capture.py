@@ -21,7 +21,8 @@ from torch import Tensor
 from esscher.hf.call import AttentionCall, call_of, model_mask, spelled_mask
 from esscher.hf.package import quiet, transformers
 
-# Families this is tested on; others that use the attention interface work as well.
+# Families this is tested on; others that use the attention interface work as well. One whose
+# attention has arguments of its own gets an entry in hf/call.py QUIRKS.
 WORKS = (
     "albert, bert, distilbert, electra, modernbert, roberta, gemma2, gemma3_text, gpt2, gpt_neox,"
     " gpt_oss, llama, mistral, olmo2, opt, phi, phi3, qwen2, qwen3, bart, t5, dinov2, vit"

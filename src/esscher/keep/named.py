@@ -1,4 +1,6 @@
-"""Rules known by a name of their own, each a union of parts."""
+"""Rules of the literature (SnapKV, H2O, StreamingLLM, ...), each made of the parts in
+``ranked.py``, ``position.py`` and ``chance.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Rankings: rules that keep the first keys of an order. Most of them score keys by what some
-queries make of them, and keep one set of keys for all queries: an eviction policy of a KV cache.
+"""Rules that rank keys by a score and keep the first: top-k, key norm, and eviction policies of a
+KV cache, whose scores come from observed queries and keep one set of keys for all queries. SnapKV,
+H2O and TOVA are :class:`Heavy` with other settings (``named.py``).
 """
 
 from __future__ import annotations

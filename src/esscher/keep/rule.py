@@ -1,5 +1,7 @@
-"""What a keep rule is: parts that name keys surely, by a pattern or a ranking, and parts that keep
-keys by chance.
+"""Rule, the base class of keep rules, and ``parse``, which makes a rule from text such as
+``sinks:4+recent:256``.
+
+Parts of a rule keep keys surely, by a pattern or a ranking, or by chance.
 
 A rule gives key j of a query's context a probability p_j of being kept, independently, and a weight
 w_j with which it then counts (1, or 1/p_j where the rule reweights). Parts combine by union: what
@@ -58,7 +60,7 @@ _RULES: dict[str, Callable[..., Rule]] = {}
 
 
 def register(name: str, make: Callable[..., Rule]) -> None:
-    """Add a rule: in texts this name stands for ``make`` with the numbers behind it."""
+    """Add a rule: ``name:1:x=2`` in a text becomes ``make(1, x=2)``."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise ValueError(f"keep: expected a name of small letters, digits and _, got {name!r}")
     _RULES[name] = make
@@ -412,7 +414,7 @@ class Union(Rule):
 
 
 def parse(text: str | Rule) -> Rule:
-    """The rule that a text writes; a rule is given back as it is."""
+    """The rule of a text; names are those of :func:`register`. A rule is returned as it is."""
     if isinstance(text, Rule):
         return text
     if not isinstance(text, str) or not text.strip():

@@ -1,5 +1,8 @@
-"""Descriptions of columns: declared by a job and stored as metadata of the Parquet fields, so that
-showing a table needs no code of the job.
+"""Column: the name, label and help of a column of a table.
+
+A job declares its columns beside the code that computes them: the statistics of a probe in
+``probe/statistics``, ``compress/tables.py``, ``errors/montecarlo/job.py``, ``icl/jobs.py``. They
+are stored as metadata of the Parquet fields, so that showing a table needs no code of the job.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Run a spec to its tables, or go on where a run stopped: finished units are neither computed again
-nor lost.
+"""Execute a spec, or resume a run: units without a sound shard are computed, then all shards become
+the final tables.
 """
 
 from __future__ import annotations
