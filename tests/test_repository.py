@@ -185,6 +185,26 @@ def test_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert ran >= 1
 
 
+def unknown_flags(text: str) -> list[str]:
+    """Flags and commands in a text that do not exist; lines about pip are left out."""
+    listed = (ROOT / "tests" / "cli" / "flags.txt").read_text("utf-8")
+    flags = {"--help", "--version", *re.findall(r"--[a-z-]+", listed)}
+    commands = {line.split(":")[0].split()[0] for line in listed.splitlines()}
+    ours = "\n".join(line for line in text.splitlines() if "pip install" not in line)
+    named = re.findall(r"(?<![\w-])--[a-z][a-z-]*", ours)
+    called = re.findall(r"(?:^|[`/])esscher ([a-z]+)", ours, re.M)
+    return [word for word in named if word not in flags] + [
+        word for word in called if word not in commands
+    ]
+
+
+def test_pages_name_flags_and_commands_that_exist() -> None:
+    assert unknown_flags("`esscher compare a b`, `--sort`") == ["--sort", "compare"]
+    pages = [*PAGES, ROOT / "CHANGELOG.md"]
+    found = {page.name: unknown_flags(page.read_text("utf-8")) for page in pages}
+    assert {name: words for name, words in found.items() if words} == {}
+
+
 def test_a_page_that_shows_other_output_fails(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
