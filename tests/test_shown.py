@@ -74,7 +74,7 @@ def test_a_run_in_words_and_its_budget(tmp_path: Path) -> None:
     assert run.budget().rule == "random"
     assert repr(heavy).startswith("Budget(heavy, ")
     assert "; best split keeps " in repr(heavy)
-    assert "worst layer " in repr(heavy)
+    assert "worst head " in repr(heavy)
 
 
 def test_the_lab_is_reached_by_its_name() -> None:

@@ -26,7 +26,7 @@ def test_the_budget_of_a_rule(probed: Path, capsys: pytest.CaptureFixture[str]) 
     assert (code, err) == (0, "")
     summary, title, header, *lines, following = out.splitlines()
     assert summary.startswith("heavy for an error of 10.0% keeps of the cache: each head its own ")
-    assert title == "keys of each kv head; 8 heads, 2 of 2 layers, prose.txt"
+    assert title == "keys of each kv head; all 8 heads of the model, prose.txt"
     assert " ".join(header.split()).startswith("layer kv head keys of the cache error")
     want = rule_budget(frontier(), "heavy", 0.1)
     assert len(lines) == len(want.caches) == 4

@@ -51,7 +51,7 @@ def test_a_run_its_tables_and_its_page(tmp_path: Path, capsys: pytest.CaptureFix
     assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
     code, said, _ = run(["resume", out, "--json"], capsys)
     assert code == 0
-    rows = [row for row in json.loads(said)["compress"] if row["rule"] == "fisher"]
+    rows = [row for row in json.loads(said)["rows"] if row["rule"] == "fisher"]
     wanted = "rule split keep kl kl_low kl_high kl_predicted loss_added agreement keys bytes"
     assert {*wanted.split(), "bytes_full"} <= set(rows[0])
     assert [row["keep"] for row in rows] == [0.3, 0.5, 0.7]

@@ -94,7 +94,13 @@ def probe_like(path: Path, table: pd.DataFrame) -> Run:
     """A stored probe that has this frontier."""
     places = table[["layer", "head", "kv_head"]].drop_duplicates().to_dict("records")
     heads = [row | {"status": "ok", "reason": ""} for row in places]
-    about = {"model": "example/windows", "layers": 3, "kv_heads": 1, "text": "prose.txt"}
+    about = {
+        "model": "example/windows",
+        "layers": 3,
+        "heads": 1,
+        "kv_heads": 1,
+        "text": "prose.txt",
+    }
     tables = {"heads": heads, "frontier": table, "about": [about | {"window": 600, "tokens": 4096}]}
     return store_run(path, ProbeLike(), tables)
 
@@ -112,6 +118,7 @@ def frontier_run(
     known = {
         "model": "example/two-layers",
         "layers": 2,
+        "heads": 4,
         "kv_heads": 2,
         "text": "prose.txt",
         "window": 512,

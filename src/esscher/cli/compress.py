@@ -143,7 +143,9 @@ def end_compress(run: Run, as_json: bool, flags: Mapping[str, Any] | None = None
     if page is not None and "check" in run.tables:
         figure = save_check(run, run.path / "check.svg")
     if as_json:
-        return print_run(run, TABLES, report=None if page is None else str(page))
+        records = run.table("compress").to_dict("records")
+        path = None if page is None else str(page)
+        return print_run(run, TABLES[1:], report=path, rows=records)
     for sentence in _summary(run):
         say(sentence)
     if flags.get("everything"):
