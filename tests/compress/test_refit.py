@@ -67,11 +67,36 @@ def test_errors_fall_at_the_queries_that_values_are_fitted_to(text: Text) -> Non
             predicted(prompt.metric, calls, x.sparing(prompt.spared[kind])) for x in (choice, found)
         )
         assert after < before
-    # the price is by queries that the values were not fitted to
     inside = predicted(
         prompt.metric, prompt.references["last"], found.sparing(prompt.spared["last"])
     )
     assert price(prompt, found).kl > inside
+
+
+def test_the_price_is_by_queries_that_values_were_not_fitted_to(text: Text) -> None:
+    """Fitted to every second query by the same function, priced by the others."""
+    prompt = text.prompt
+    choice = choose(prompt, text.source.rules["fisher"], 0.4, "cut")
+    # one ridge for all, or the halves would have another
+    whole, found = refit(prompt, choice), price(prompt, refit(prompt, choice))
+    assert prompt.metric is not None
+    everything, costs = prompt.references, []
+    for i in range(2):
+        half, rest = (
+            {
+                kind: [call.take(torch.arange(j, call.query.shape[2], 2)) for call in calls]
+                for kind, calls in everything.items()
+            }
+            for j in (i, 1 - i)
+        )
+        prompt.references = half
+        fitted = refit(prompt, choice)
+        prompt.references = everything
+        spared = fitted.sparing(prompt.spared["last"])
+        costs.append(predicted(prompt.metric, rest["last"], spared))
+    # the ridge is relative to the mean of |row of W|^2, which differs a little between halves
+    assert found.kl == pytest.approx(sum(costs) / 2, rel=0.1)
+    assert whole.losses["last"] == found.kl
 
 
 def test_a_run_decodes_from_refitted_values(text: Text) -> None:

@@ -36,12 +36,14 @@ SAFE = 0.2  # share of a head's even part that AdaKV leaves it
 @dataclass(frozen=True)
 class Choice:
     """Keys of the prompt that are kept, by layer: (kv_heads, P) bool; ``weight``: how much each
-    counts, where that is not 1; ``values`` (kv_heads, P, width): refitted ones.
+    counts, where that is not 1; ``values`` (kv_heads, P, width): refitted ones, and ``losses``: the
+    predicted loss with them, by kind of queries.
     """
 
     kept: Mapping[int, Tensor]
     weight: Mapping[int, Tensor] = field(default_factory=dict)
     values: Mapping[int, Tensor] = field(default_factory=dict)
+    losses: Mapping[str, float] = field(default_factory=dict)
 
     def sparing(self, last: int) -> Choice:
         """The same choice where the last keys of the prompt are all kept."""

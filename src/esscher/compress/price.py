@@ -79,31 +79,16 @@ def with_cross_terms(gradients: Sequence[Gradients], errors: Mapping[int, Tensor
 
 
 def price(prompt: Prompt, choice: Choice) -> Price:
-    """The price of a choice for a prompt whose future is unknown.
-
-    Refitted values are judged by queries that they were not fitted to: fitted to every second
-    query, priced by the others, and the other way round.
+    """The price of a choice for a prompt whose future is unknown; of refitted values, by queries
+    that they were not fitted to.
     """
     assert prompt.metric is not None
-    parts = [prompt.references]
-    if choice.values:
-        parts = [
-            {kind: [_every_second(call, i) for call in calls] for kind, calls in parts[0].items()}
-            for i in range(2)
-        ]
-    found: dict[str, list[float]] = {}
-    for i, references in enumerate(parts):
-        judged = refit(prompt, choice, parts[1 - i]) if choice.values else choice
-        for kind, calls in references.items():
-            if calls:
-                cost = predicted(prompt.metric, calls, judged.sparing(prompt.spared[kind]))
-                found.setdefault(kind, []).append(cost)
-    means = {kind: sum(costs) / len(costs) for kind, costs in found.items()}
-    return Price(means["last"], min(means.values()), max(means.values()))
-
-
-def _every_second(call: AttentionCall, first: int) -> AttentionCall:
-    return call.take(torch.arange(first, call.query.shape[2], 2, device=call.query.device))
+    found = choice.losses or {
+        kind: predicted(prompt.metric, calls, choice.sparing(prompt.spared[kind]))
+        for kind, calls in prompt.references.items()
+        if calls
+    }
+    return Price(found["last"], min(found.values()), max(found.values()))
 
 
 def smallest_share(

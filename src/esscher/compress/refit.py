@@ -10,12 +10,15 @@ kept ones. The new values are V + D, where D minimises
 s the mean of |row of W|^2. Rows of a head are weighed by the trace of its Fisher metric, both kinds
 of queries alike. Attention matching (arXiv 2602.16284) fits values by least squares; the ridge
 keeps them where few queries look. Fitted to one kind of queries alone, values get worse at others.
+
+The predicted loss is by queries that values were not fitted to: values fitted to every second query
+are judged at the others, T - W D with blocks of the same W W'.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -27,49 +30,77 @@ from esscher.hf.interventions import with_kept
 
 RIDGE = 1.0
 
-References = Mapping[str, Sequence[AttentionCall]]
 
-
-def refit(
-    prompt: Prompt, choice: Choice, references: References | None = None, ridge: float = RIDGE
-) -> Choice:
-    """The choice with refitted values; ``references``: calls by kind of queries, those of the
-    prompt when left out.
+@dataclass(frozen=True)
+class _Rows:
+    """One reference call: softmax weights (heads, m, P) on the kept keys, and what is missing from
+    the outputs (heads, m, width). ``share``: of one query among those of its kind and layer.
     """
-    calls: dict[int, list[tuple[AttentionCall, AttentionCall, float]]] = {}
-    for kind, own in (references or prompt.references).items():
+
+    kind: str
+    weights: Tensor
+    missing: Tensor
+    share: float
+
+    def of(self, heads: slice, kept: Tensor) -> _Rows:
+        """The same for the heads that share keys, on the keys they keep."""
+        return replace(self, weights=self.weights[heads][..., kept], missing=self.missing[heads])
+
+
+def refit(prompt: Prompt, choice: Choice, ridge: float = RIDGE) -> Choice:
+    """The choice with refitted values, and its predicted loss by kind of queries."""
+    assert prompt.metric is not None
+    calls: dict[int, list[tuple[str, AttentionCall, AttentionCall, float]]] = {}
+    for kind, own in prompt.references.items():
         held = choice.sparing(prompt.spared[kind])
         layers = [call.layer for call in own]
         for call in own:
             share = 1 / (call.query.shape[2] * layers.count(call.layer))
             left = with_kept(call, held.left(call))[0]
-            calls.setdefault(call.layer, []).append((call, left, share))
-    values = {layer: _values(prompt, choice, layer, own, ridge) for layer, own in calls.items()}
-    return replace(choice, values=values)
+            calls.setdefault(call.layer, []).append((kind, call, left, share))
+    values, losses = {}, dict.fromkeys((k for k, own in prompt.references.items() if own), 0.0)
+    for layer, known in calls.items():
+        rows = [
+            _Rows(
+                kind,
+                left.weights()[0, ..., : prompt.keys].double(),
+                (call.output() - left.output())[0].double(),
+                share,
+            )
+            for kind, call, left, share in known
+        ]
+        values[layer] = known[0][1].value[0, :, : prompt.keys].clone()
+        for kv, kept in enumerate(choice.kept[layer]):
+            shared = known[0][1].shared
+            heads = slice(kv * shared, (kv + 1) * shared)
+            metric = prompt.metric.of_layer[layer][heads].double()
+            moved = _fitted([part.of(heads, kept) for part in rows], metric, ridge, losses)
+            values[layer][kv, kept] += moved.to(values[layer].dtype)
+    return replace(choice, values=values, losses=losses)
 
 
-def _values(
-    prompt: Prompt,
-    choice: Choice,
-    layer: int,
-    calls: Sequence[tuple[AttentionCall, AttentionCall, float]],
-    ridge: float,
+def _fitted(
+    rows: Sequence[_Rows], metric: Tensor, ridge: float, losses: dict[str, float]
 ) -> Tensor:
-    """(kv_heads, P, width): values of a layer, those of kept keys refitted."""
-    assert prompt.metric is not None
-    size = prompt.metric.of_layer[layer].diagonal(dim1=1, dim2=2).sum(1).double()
-    weights, missing = [], []
-    for call, left, share in calls:
-        factor = (size * share).sqrt()[:, None, None]
-        weights.append(factor * left.weights()[0, ..., : prompt.keys].double())
-        missing.append(factor * (call.output() - left.output())[0].double())
-    per = calls[0][0].shared
-    values = calls[0][0].value[0, :, : prompt.keys].clone()
-    for kv, rows in enumerate(choice.kept[layer]):
-        own, at = slice(kv * per, (kv + 1) * per), rows.nonzero()[:, 0]
-        w = torch.cat([x[own][..., at].flatten(0, 1) for x in weights])
-        t = torch.cat([x[own].flatten(0, 1) for x in missing])
-        gram = w @ w.T
-        gram.diagonal().add_(ridge * gram.diagonal().mean())
-        values[kv, at] += (w.T @ torch.linalg.solve(gram, t)).to(values.dtype)
-    return values
+    """What is added to the values of the kept keys of one head, (n, width); its predicted loss is
+    added to ``losses``. ``metric`` (heads, width, width): of the heads that share the keys.
+    """
+    heads = len(metric)
+    size = metric.diagonal(dim1=1, dim2=2).sum(1).clamp_min(torch.finfo(torch.float64).tiny)
+    factors = [(size * part.share).sqrt()[:, None, None] for part in rows]
+    pairs = list(zip(factors, rows, strict=True))
+    w = torch.cat([(f * part.weights).flatten(0, 1) for f, part in pairs])
+    t = torch.cat([(f * part.missing).flatten(0, 1) for f, part in pairs])
+    gram = w @ w.T
+    shift = ridge * gram.diagonal().mean() * torch.eye(len(gram)).to(gram)
+    odd = torch.cat([torch.arange(x.weights.shape[1]).repeat(heads) % 2 == 1 for x in rows])
+    out_of_sample = torch.empty_like(t)
+    for fit in (odd.to(t.device), ~odd.to(t.device)):
+        solved = torch.linalg.solve((gram + shift)[fit][:, fit], t[fit])
+        out_of_sample[~fit] = t[~fit] - gram[~fit][:, fit] @ solved
+    ends = [x.weights.shape[1] * heads for x in rows]
+    for f, part, error in zip(factors, rows, torch.split(out_of_sample, ends), strict=True):
+        error = error.view(heads, -1, t.shape[1]) / f
+        losses[part.kind] += float((error @ metric * error).sum()) * part.share / 2
+    moved: Tensor = w.T @ torch.linalg.solve(gram + shift, t)
+    return moved
