@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 
 import esscher as es
-from esscher.probe.agreement import rank_correlation
+from esscher.intervals import rank_correlation
 
 NAMES = {
     "beta_fit": "exact error",

@@ -1,4 +1,4 @@
-"""Confidence intervals of a mean and of a share.
+"""Confidence intervals of a mean, of a share and of a rank correlation.
 
 An interval stays in the range of what it is of, and holds the estimate.
 """
@@ -11,6 +11,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 from scipy import stats
+
+Floats = npt.NDArray[np.float64]
+
+RESAMPLES = 2000
+LEVEL = 0.95
 
 
 class Interval(NamedTuple):
@@ -82,3 +87,21 @@ def _wilson(share: float, trials: float, z: float) -> tuple[float, float]:
     middle = share + far / 2
     half = math.sqrt(far * (share * (1 - share) + far / 4))
     return max(0.0, (middle - half) / (1 + far)), min(1.0, (middle + half) / (1 + far))
+
+
+def rank_correlation(x: Floats, y: Floats, seed: int) -> Interval:
+    """Spearman's rho with percentiles of the bootstrap over its points; NaN where x or y does not
+    vary.
+
+    A resample in which one of them does not vary has no rho, and is left out.
+    """
+    if len(np.unique(x)) < 2 or len(np.unique(y)) < 2:
+        return Interval(math.nan, math.nan, math.nan)
+    rho = float(stats.spearmanr(x, y).statistic)
+    rows = np.random.default_rng(seed).integers(0, len(x), size=(RESAMPLES, len(x)))
+    a, b = (stats.rankdata(values[rows], axis=1) for values in (x, y))
+    a, b = (ranks - ranks.mean(axis=1, keepdims=True) for ranks in (a, b))
+    with np.errstate(invalid="ignore"):
+        drawn = (a * b).sum(axis=1) / np.sqrt((a**2).sum(axis=1) * (b**2).sum(axis=1))
+    low, high = np.nanquantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Interval(rho, float(low), float(high))

@@ -13,12 +13,11 @@ import pytest
 import torch
 import yaml
 
-from esscher.compress.job import COMPRESS
+from esscher.compress.job import COMPRESS, kind_of
 from esscher.compress.metrics import Outcome
 from esscher.compress.spec import CompressSpec
 from esscher.compress.tables import columns
 from esscher.compress.text import Text, plant
-from esscher.compress.tokens import kind_of
 from esscher.runs import Run, execute, load_run
 from esscher.runs.store import Store
 from tests.compress.runs import RULES, source, spec

@@ -15,7 +15,7 @@ from esscher.cli.app import main
 from esscher.papers import judge as judging
 from esscher.papers.claim import Claim, Decision, Picture, Series
 from esscher.papers.judge import folder_of, judge, read_verdicts, register, units
-from esscher.report.reproduce import write_verdicts
+from esscher.report.page import write_verdicts
 from esscher.runs import RunError, list_runs
 from esscher.runs.run import LOCK
 from esscher.runs.store import held

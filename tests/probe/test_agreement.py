@@ -11,7 +11,8 @@ import pandas as pd
 import pytest
 import scipy.stats
 
-from esscher.probe.agreement import AGREEMENT, agreement_table, rank_correlation
+from esscher.intervals import rank_correlation
+from esscher.probe.measure import AGREEMENT, agreement_table
 from esscher.runs import Column
 
 COLUMNS = (

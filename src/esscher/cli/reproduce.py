@@ -44,7 +44,7 @@ def reproduce(
     Example: esscher reproduce b-1-sub-parametric s-17-limit --quick
     """
     from esscher.papers.judge import all_claims, find_claim, judge
-    from esscher.report.reproduce import write_verdicts
+    from esscher.report.page import write_verdicts
     from esscher.runs import terminal
     from esscher.runs.run import VERDICTS
 

@@ -112,7 +112,7 @@ def report(
     from esscher.papers.judge import read_verdicts
     from esscher.report import write_report
     from esscher.report.figures import save_figures
-    from esscher.report.reproduce import write_verdicts
+    from esscher.report.page import write_verdicts
     from esscher.runs import load_run
 
     formats = as_formats(figures)

@@ -20,10 +20,10 @@ import pyarrow.compute as compute_arrow
 from esscher.hf.capture import parity
 from esscher.hf.checkpoint import written
 from esscher.hf.loading import Loaded, task_of, wrap_model
-from esscher.probe.agreement import agreement_table
 from esscher.probe.budget import budget_table, nats_table, random_frontier
 from esscher.probe.measure import (
     LayerState,
+    agreement_table,
     columns,
     failed_row,
     head_of,
