@@ -273,6 +273,11 @@ def plant(source: Source, number: int, kind: str) -> Planted:
     for i, (words, place, code) in enumerate(asked):
         question = ("\n\n" if i == 0 else ". ") + words.format(place=place)
         before, full = tokens(question), tokens(f"{question} {code}")
+        if full[: len(before)] != before or len(full) == len(before):
+            raise ValueError(
+                "needles: the model's tokenizer joins a question and its answer in one token, so"
+                " that the answer cannot be asked for; leave --needles out"
+            )
         answers.append((len(ids) + len(before), full[len(before) :]))
         ids += full
     return Planted(torch.tensor([ids], device=source.loaded.device), source.prefill, answers)
