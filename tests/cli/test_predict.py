@@ -91,7 +91,7 @@ def test_other_laws(law: str, capsys: pytest.CaptureFixture[str]) -> None:
         ([*BASE, "--device", "abacus"], "--device"),
         ([*BASE, "--figure", "figure.exe"], "ending in .svg"),
         (["predict", "--laplace", "--dim", "2", "--horizon", "9"], "has a limit only where"),
-        (["predict", "missing.yaml"], "no such file"),
+        (["predict", "missing.yaml"], "missing.yaml: cannot be read: No such file"),
         (["predict", "--colour"], "--colour"),
         (["foretell"], "foretell"),
         (["cite", "Z"], "expected one of B, S"),

@@ -38,7 +38,7 @@ def test_every_figure_has_a_way_to_a_file(visit: Visit, atlas_page: Path) -> Non
         page.count("figure")
         == page.count("figure .tools .svg")
         == page.count("figure .tools .png")
-        >= 8
+        >= 7
     )
     assert page.evaluate(
         "[...document.querySelectorAll('.plot > svg, .map')].every((picture) =>"
