@@ -54,7 +54,7 @@ def compress(
     keep: Annotated[str | None, option(CompressSpec, "keep", EVERYDAY)] = None,
     kl: Annotated[float | None, option(CompressSpec, "kl", EVERYDAY)] = None,
     rules: Annotated[
-        list[str] | None, option(CompressSpec, "rules", EVERYDAY, default="eight of them")
+        list[str] | None, option(CompressSpec, "rules", EVERYDAY, default="ten of them")
     ] = None,
     texts: Annotated[int | None, option(CompressSpec, "texts", EVERYDAY)] = None,
     window: Annotated[int | None, option(CompressSpec, "window", EVERYDAY)] = None,
