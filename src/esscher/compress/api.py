@@ -13,13 +13,12 @@ from esscher.compress.choose import (
     SPLITS,
     Choice,
     cache_rule,
-    choose,
     default_split,
     splits_of,
 )
 from esscher.compress.price import Price, price, smallest_share
 from esscher.compress.prompt import Prompt, Settings
-from esscher.compress.refit import refit
+from esscher.compress.refit import chosen
 from esscher.compress.spec import REFIT
 from esscher.hf.cache import cache_bytes, kept_cache, use_kept
 from esscher.hf.capture import refusal
@@ -163,9 +162,7 @@ def choose_keys(
             choice, cost = smallest_share(prompt, made, split, kl, refitted=refitted)
         else:
             generator = torch.Generator().manual_seed(settings.seed)
-            choice = choose(prompt, made, keep, split, generator)
-            if refitted:
-                choice = refit(prompt, choice)
+            choice = chosen(prompt, made, keep, split, generator, refitted=refitted)
             cost = price(prompt, choice)
     finally:
         for parameter in trainable:

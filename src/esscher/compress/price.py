@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esscher.compress.choose import Choice, choose
+from esscher.compress.choose import Choice
 from esscher.compress.prompt import Prompt
-from esscher.compress.refit import refit
+from esscher.compress.refit import chosen
 from esscher.hf.call import AttentionCall
 from esscher.hf.gradients import SECOND_ORDER, FisherMetric, Gradients
 from esscher.hf.interventions import with_kept
@@ -103,9 +103,8 @@ def smallest_share(
 
     def at(i: int) -> tuple[Choice, Price]:
         if i not in tried:
-            choice = choose(prompt, rule, shares[i], split, torch.Generator().manual_seed(0))
-            if refitted:
-                choice = refit(prompt, choice)
+            generator = torch.Generator().manual_seed(0)
+            choice = chosen(prompt, rule, shares[i], split, generator, refitted=refitted)
             tried[i] = choice, price(prompt, choice)
         return tried[i]
 

@@ -23,10 +23,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from esscher.compress.choose import Choice
+from esscher.compress.choose import Choice, choose
 from esscher.compress.prompt import Prompt
 from esscher.hf.call import AttentionCall
 from esscher.hf.interventions import with_kept
+from esscher.keep.rule import Rule
 
 RIDGE = 1.0
 
@@ -45,6 +46,20 @@ class _Rows:
     def of(self, heads: slice, kept: Tensor) -> _Rows:
         """The same for the heads that share keys, on the keys they keep."""
         return replace(self, weights=self.weights[heads][..., kept], missing=self.missing[heads])
+
+
+def chosen(
+    prompt: Prompt,
+    rule: Rule,
+    share: float,
+    split: str,
+    generator: torch.Generator | None = None,
+    *,
+    refitted: bool,
+) -> Choice:
+    """The keys that a rule keeps of a prompt, with refitted values where that is asked for."""
+    choice = choose(prompt, rule, share, split, generator)
+    return refit(prompt, choice) if refitted else choice
 
 
 def refit(prompt: Prompt, choice: Choice, ridge: float = RIDGE) -> Choice:

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from esscher.attention.head import horizon_of_covariances
-from esscher.compress.choose import Choice, choose, surely_kept
+from esscher.compress.choose import Choice, surely_kept
 from esscher.compress.metrics import Outcome
 from esscher.compress.price import head_errors, nats, smallest_share, with_cross_terms
 from esscher.compress.prompt import Prompt, Settings
-from esscher.compress.refit import refit
+from esscher.compress.refit import chosen
 from esscher.compress.session import Source
 from esscher.compress.spec import REFIT
 from esscher.hf.call import AttentionCall
@@ -123,8 +123,7 @@ class Text:
         if kl is not None:
             return smallest_share(self.prompt, rule, cell.split, kl, refitted=refitted)[0]
         generator = self._generator("draw", cell.draw)
-        choice = choose(self.prompt, rule, cell.keep, cell.split, generator)
-        return refit(self.prompt, choice) if refitted else choice
+        return chosen(self.prompt, rule, cell.keep, cell.split, generator, refitted=refitted)
 
     def left(self, choice: Choice, call: AttentionCall) -> Kept | None:
         """What a layer's queries have left under a choice; None where the layer drops nothing."""
