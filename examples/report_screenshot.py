@@ -22,13 +22,13 @@ from esscher.report.words import head_name, ranked_heads
 from esscher.runs import Run, load_run, terminal
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-# of the picture, which is taller where the tokens that the open head looks at end further down
+# of the picture, which is taller where the open head ends further down
 WIDTH, HEIGHT = 1280, 1540
 COLOURS = 256  # of the file, half of whose bytes are then enough
 MARGIN = 12  # below it
 # of a window in which no page scrolls: a browser leaves blank what it has scrolled over
 TALLEST = 12000
-LAST = "document.querySelector('#head .looks') || document.querySelector('#head')"
+LAST = "document.querySelector('#head .headgrid')"
 MEASURE = f"setTimeout(() => {{ document.title = ({LAST}).getBoundingClientRect().bottom; }}, 1000)"
 
 
@@ -67,9 +67,7 @@ def browse(address: str, *flags: str) -> str:
 
 
 def photograph(page: Path, head: str, path: Path) -> None:
-    """The page from its top to what an open head looks at, or to the head's end; HEIGHT at
-    least.
-    """
+    """The page from its top to the charts of an open head; HEIGHT at least."""
     measured = page.with_name("measured.html")
     open_to_scripts = re.sub(
         r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page.read_text("utf-8")

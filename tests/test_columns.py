@@ -35,9 +35,7 @@ DECLARED: dict[str, Declared] = {
     **dict.fromkeys(
         ("corpus", "moments", "parts"), PROBE.columns(ProbeSpec(epsilons=(0.1, 0.3), moments=4))
     ),
-    "sequence": PROBE.columns(
-        ProbeSpec(epsilons=(0.1, 0.3), pool="sequence", scales=(1.0,), temperature=(1.0, 0.1))
-    ),
+    "sequence": PROBE.columns(ProbeSpec(epsilons=(0.1, 0.3), pool="sequence", scales=(1.0,))),
     "compress": COMPRESS.columns(CompressSpec()),
     "icl_concentration": CONCENTRATION.columns(ConcentrationSpec()),
     "icl_stability": STABILITY.columns(StabilitySpec()),

@@ -108,8 +108,8 @@ def pool_curve(i: Inputs, n: Any = None) -> es.ErrorCurve:
 
 
 def of_dispersion(i: Inputs) -> list[Any]:
-    found = es.dispersion_curve(i["q"], i["k"], i["n"], temperature=i["n"][:2], planted=3)
-    return [found.effective_tokens, found.entropy, found.largest_weight, found.planted_weight]
+    found = es.dispersion_curve(i["q"], i["k"], i["n"])
+    return [found.effective_tokens, found.entropy, found.largest_weight]
 
 
 def of_prefixes(i: Inputs) -> list[Any]:

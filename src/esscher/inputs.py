@@ -137,23 +137,6 @@ def as_positive(value: Any, name: str) -> float:
     return number
 
 
-def as_pair(value: Any, name: str) -> tuple[float, float]:
-    """Two finite numbers."""
-    pair = as_tensor(value, name, ndim=1, last=2).double().tolist()
-    return pair[0], pair[1]
-
-
-def as_place(value: Any, name: str, size: int) -> int:
-    """The number of a row, from 0 to size - 1."""
-    try:
-        place = operator.index(value)
-    except TypeError as cause:
-        raise ValueError(f"{name}: expected the number of a row, got {value!r}") from cause
-    if not 0 <= place < size:
-        raise ValueError(f"{name}: expected the number of a row, from 0 to {size - 1}, got {place}")
-    return place
-
-
 def as_seed(value: Any) -> int:
     """A whole number, of either sign."""
     try:

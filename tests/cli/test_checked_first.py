@@ -57,8 +57,6 @@ PROBE = {
     "probe llama --text text.txt --rules sinks:999+recent": "sinks: expected at most 9",
     "probe llama --text text.txt --rules best": "no rule 'best'",
     "probe llama --text text.txt --moments 5": "moments: they are of tokens of the whole corpus",
-    "probe llama --text text.txt --planted 127": "planted",
-    "probe llama --text text.txt --temperature=-1,0": "temperature",
     "probe llama --text text.txt --device warp": "device: 'warp' cannot be used here",
     "probe llama --text text.txt --revision main": "has no revisions, got 'main'",
     "probe llama --text text.txt --out text.txt": "text.txt is a file; choose another folder",

@@ -132,7 +132,6 @@ def _dispersion(draw: Draw) -> None:
         "k": given["k"],
         "n": n,
         "scale": scale,
-        "planted": int(draw.rng.integers(len(k))),
     }
     kinds = {"q": "array", "k": "array", "n": "counts"} | (
         {"scale": "positive"} if scale is not None else {}
@@ -146,14 +145,12 @@ def _dispersion(draw: Draw) -> None:
         ("sum_p2", curve.sum_p2, 1 / counts, curve.largest),
         ("largest", curve.largest, 1 / counts, np.ones(1)),
         ("entropies", curve.entropies, -np.log(curve.largest), np.log(counts)),
-        ("planted", curve.planted, np.zeros(1), np.ones(1)),
     ):
         if not ((value >= low / slack - 1e-9) & (value <= high * slack + 1e-9)).all():
             raise Finding("wrong", f"{name}: {value} beyond {low} .. {high}")
         draw.checks += 1
     if len(k) == 1:
         draw.agree("effective_tokens", curve.effective_tokens, counts, 1e-9 * counts)
-        draw.agree("planted", curve.planted[0], 1 / counts, 1e-9 / counts)
 
 
 def q_of(form: Any, dtype: torch.dtype) -> torch.Tensor:

@@ -263,7 +263,6 @@ def test_tables_have_the_columns_of_the_contract(real_run: Run) -> None:
         "endless",
         "heads",
         "layers",
-        "looks",
         "tails",
     }
     assert set(real_run.tables) == tables

@@ -5,7 +5,6 @@ heads.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +26,6 @@ __all__ = [
     "atlas_run",
     "atlas_tables",
     "declared",
-    "looks_table",
     "rules_run",
     "rules_tables",
     "sparse_run",
@@ -111,35 +109,6 @@ def atlas_run(
     return store_run(
         path, ProbeLike(**fields), atlas_tables(layers, heads, failed=failed, seed=seed)
     )
-
-
-def looks_table(
-    heads: pd.DataFrame, tokens: Sequence[str] = ("[CLS]", "the", "of")
-) -> list[dict[str, Any]]:
-    """Two queries of every measured head that look at these tokens."""
-    measured = heads[heads["status"] == "ok"]
-    places = list(zip(measured["layer"], measured["head"], strict=True))
-    return [
-        {
-            "layer": layer,
-            "head": head,
-            "query": query,
-            "query_before": "a text",
-            "query_token": f"asks{query}",
-            "query_after": "on",
-        }
-        | {
-            "rank": rank,
-            "distance": 3 - 2 * rank,
-            "key_before": "before",
-            "key_token": token,
-            "key_after": "after",
-        }
-        | {"weight": 0.5 / 2**rank}
-        for layer, head in places
-        for query in range(2)
-        for rank, token in enumerate(tokens)
-    ]
 
 
 def rules_run(path: Path, layers: int = 4, heads: int = 6) -> Run:

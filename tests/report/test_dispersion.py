@@ -17,7 +17,6 @@ from esscher.runs import Run
 from tests.report.atlas import OwnContexts, atlas_tables, store_run
 from tests.report.browser import Page
 
-ORIGINS = ("random keys", "random keys, tempered")
 N = np.array([2, 16, 128, 1024])
 
 
@@ -30,19 +29,15 @@ def tables() -> dict[str, Any]:
     )
     parts = []
     for row in heads.to_dict("records"):
-        place = {"layer": row["layer"], "head": row["head"], "temperature": 1.0}
+        place = {"layer": row["layer"], "head": row["head"]}
         tokens = N ** (0.5 + 0.1 * row["head"])
         whole = {
             "n": N,
             "effective_tokens": tokens,
             "entropy": np.log(tokens),
             "largest_weight": 1 / N,
-            "planted_weight": np.nan,
         }
-        parts += [
-            {**place, **whole, "origin": origin}
-            for origin in ("random keys", "random keys, tempered")
-        ]
+        parts.append({**place, **whole})
     return found | {
         "dispersion": pd.concat([pd.DataFrame(part) for part in parts], ignore_index=True)
     }
@@ -55,11 +50,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def test_content_holds_the_curves_of_every_head(run: Run) -> None:
     content = content_of(run)
-    assert len(content["origins"]) == 2
-    random, warm = content["dispersion"][2]
+    (random,) = content["dispersion"][2]
     assert content["grids"][random[0]] == N.tolist()
     assert random[1] == pytest.approx((N**0.7).tolist(), rel=1e-3)
-    assert warm[3] == [None] * 4
+    assert random[2] == pytest.approx((1 / N).tolist(), rel=1e-3)
 
 
 def test_a_head_shows_its_spread(visit: Callable[..., Page], run: Run) -> None:

@@ -16,7 +16,7 @@ from jinja2.utils import htmlsafe_json_dumps
 from esscher.report import write_report
 from esscher.report.words import html_summary
 from esscher.runs import load_run
-from tests.report.atlas import ProbeLike, atlas_tables, looks_table, rules_tables, store_run
+from tests.report.atlas import ProbeLike, atlas_tables, rules_tables, store_run
 from tests.report.browser import Page
 
 SCRIPT = "<script>window.hacked = 1</script>"
@@ -44,8 +44,6 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     heads[SCRIPT] = 1.0
     tables["budget"]["split"] = tables["budget"]["split"] + SCRIPT
     tables |= hostile_rules()
-    heads["sink_token"], heads["sink_weight"] = SCRIPT + RIGHT_TO_LEFT + SEPARATORS, 0.5
-    tables["looks"] = [row | {"query_before": ENDING} for row in looks_table(heads, HOSTILE)]
     heads["kind"], heads["best_rule_10pct"], heads["best_kept_10pct"] = QUOTES, SCRIPT, 7.0
     spec = ProbeLike(model="".join(HOSTILE), corpus={"text": HOSTILE})
     folder = tmp_path_factory.mktemp("hostile") / "run <script>window.hacked=4<script>'\" \u202e"
@@ -86,12 +84,6 @@ def test_hostile_text_is_text(visit: Callable[..., Page], hostile: Path, artefac
     )
     for text in HOSTILE:
         assert text in whole  # nothing was cut there, nothing was changed
-    told = page.texts("#head .looks mark")
-    assert SCRIPT in told
-    assert RIGHT_TO_LEFT in told
-    assert max(map(len, told)) < 200
-    # control characters by their pictures
-    assert "\u2421\u2401" in next(text for text in told if "paragraph" in text)
     for place in ("#L0H1", "#L1H0", "#R2-L1H3"):
         page.evaluate(f"location.hash = '{place}'")
         page.settle()

@@ -15,7 +15,7 @@ import pytest
 from esscher.report import write_report
 from esscher.report.words import theory_lines
 from esscher.runs import Column, Run
-from tests.report.atlas import ProbeLike, atlas_run, atlas_tables, declared, looks_table, store_run
+from tests.report.atlas import ProbeLike, atlas_run, atlas_tables, declared, store_run
 from tests.report.browser import Browser, Page
 
 Visit = Callable[..., Page]
@@ -270,45 +270,6 @@ def test_scatter_names_heads_and_has_theory(visit: Visit, atlas_page: Path) -> N
     assert page.text("#head h2").startswith("Layer")
 
 
-def test_which_tokens_a_head_looks_at(visit: Visit, tmp_path: Path) -> None:
-    """Queries and keys in their text, weights and distances as stored; the sink in words; older
-    runs have neither.
-    """
-    tables = atlas_tables(2, 3)
-    heads = tables["heads"].assign(sink_token=["[CLS]", "", "\n", "a", "b", "c"], sink_weight=0.625)
-    page = visit(
-        write_report(
-            [
-                store_run(
-                    tmp_path / "run",
-                    ProbeLike(),
-                    {**tables, "heads": heads, "looks": looks_table(heads)},
-                )
-            ]
-        ),
-        "#L0H0",
-    )
-    assert page.texts("#head .looks mark") == [
-        "asks0",
-        "[CLS]",
-        "the",
-        "of",
-        "asks1",
-        "[CLS]",
-        "the",
-        "of",
-    ]
-    assert page.texts("#head .looks .amount") == ["50 %", "25 %", "13 %"] * 2
-    assert page.texts("#head .looks .away") == ["3 before", "1 before", "1 after"] * 2
-    assert "Sink: [CLS] gets 63 % of the attention" in page.text("#head .told")
-    page.press("ArrowRight")
-    assert "Sink:" not in page.text("#head .told")
-    page.press("ArrowRight")
-    assert "Sink: \u240a gets" in page.text("#head .told")
-    old = visit(write_report([store_run(tmp_path / "old", ProbeLike(), tables)]), "#L0H0")
-    assert old.count("#head .looks") == 0
-
-
 @pytest.mark.parametrize(
     ("layers", "heads", "width"), [(6, 12, 390), (48, 12, 360), (34, 32, 390), (40, 16, 1280)]
 )
@@ -380,12 +341,11 @@ def test_tables_of_a_head_fit_a_phone(visit: Visit, tmp_path: Path, width: int) 
         }
         for head in (0, 1)
     ]
-    tables["looks"] = looks_table(tables["heads"], ["x" * 60, "the"])
     page = visit(
         write_report([store_run(tmp_path / "run", ProbeLike(), tables)]), "#L0H0", width=width
     )
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    boxes = "[...document.querySelectorAll('#head .scroll, #head .looks li')]"
+    boxes = "[...document.querySelectorAll('#head .scroll')]"
     assert (
         page.evaluate(f"{boxes}.filter((box) => box.scrollWidth > box.clientWidth + 1).length") == 0
     )

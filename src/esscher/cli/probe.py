@@ -95,8 +95,6 @@ def probe(
     fit: Annotated[str | None, option(ProbeSpec, "fit", MEASURED)] = None,
     moments: Annotated[int | None, option(ProbeSpec, "moments", MEASURED)] = None,
     scales: Annotated[str | None, option(ProbeSpec, "scales", MEASURED, "--scale")] = None,
-    temperature: Annotated[str | None, option(ProbeSpec, "temperature", MEASURED)] = None,
-    planted: Annotated[int | None, option(ProbeSpec, "planted", MEASURED)] = None,
     queries: Annotated[int | None, option(ProbeSpec, "queries", SIZE)] = None,
     kept_queries: Annotated[int | None, option(ProbeSpec, "kept_queries", SIZE)] = None,
     positions: Annotated[

@@ -107,12 +107,6 @@ class ProbeSpec(RunSpec):
         default=None,
         description="keep rules to compare, such as sinks:4+recent, or none; may be repeated",
     )
-    temperature: tuple[float, float] | None = Field(
-        default=None, description="also multiply scores with a + b log n at n keys, as a,b"
-    )
-    planted: int | None = Field(
-        default=None, ge=0, description="position of a key whose weight among n keys is told"
-    )
     scales: tuple[float, ...] = Field(
         default=(),
         description="also measure heads with their scores times these numbers, as 0.1,1,10",
@@ -164,11 +158,6 @@ class ProbeSpec(RunSpec):
                 f" {low}:{high}, which has {points.size}; take them further apart"
             )
         return value
-
-    @field_validator("temperature", mode="before")
-    @classmethod
-    def _pair(cls, value: Any) -> Any:
-        return split_numbers(value, "0.5,0.1")
 
     @field_validator("scales", mode="before")
     @classmethod

@@ -16,7 +16,6 @@ from esscher.report.words import (
     heads_of,
     model_described,
     need_column,
-    number,
     numbers,
     overview,
     parts_of,
@@ -33,7 +32,7 @@ Places = list[tuple[int, int]]  # layer and head of the rows of a page
 
 FLOOR = "neyman"  # the rule that no other goes below, to first order: drawn dashed
 LAST = 1 << 30  # place of a column that says nothing of its place
-SPREAD = ("effective_tokens", "largest_weight", "planted_weight")  # that are drawn against n
+SPREAD = ("effective_tokens", "largest_weight")  # that are drawn against n
 POOLS = {"corpus": "all tokens of the text", "sequence": "a query's own window"}
 MORE_TEXT = ("value", "half", "estimate", "low", "high")
 
@@ -81,7 +80,6 @@ def atlas(run: Run) -> dict[str, Any]:
         **_dispersion(run, places, grids),
         **_more_text(run, places),
         **_scales(run),
-        **_looks(run, places),
         "grids": grids.lists,
     }
 
@@ -233,16 +231,14 @@ def _frontier(run: Run, places: Places, grids: Grids) -> dict[str, Any]:
 
 
 def _dispersion(run: Run, places: Places, grids: Grids) -> dict[str, Any]:
-    """Effective tokens and largest weights of each head against n, by where keys come from."""
+    """Effective tokens and largest weights of each head against n."""
     frame = read_table(run, "dispersion")
     if frame is None:
         return {}
-    labels, said = _labels(run, "dispersion"), _meanings(run, "dispersion", "origin")
-    origins = dict.fromkeys(map(str, frame["origin"]))
+    labels = _labels(run, "dispersion")
     return {
-        "origins": [said.get(origin, origin) for origin in origins],
         "spread_labels": [labels[name] for name in ("n", *SPREAD)],
-        "dispersion": _lines(frame, "origin", "n", SPREAD, 4, places, grids),
+        "dispersion": _lines(frame.assign(by=""), "by", "n", SPREAD, 4, places, grids),
     }
 
 
@@ -271,28 +267,6 @@ def _more_text(run: Run, places: Places) -> dict[str, Any]:
     found, words = _by_head(rows), _labels(run, "endless")
     head_line = [words[name] for name in names]
     return {"endless": [found.get(place) for place in places], "endless_labels": head_line}
-
-
-def _looks(run: Run, places: Places) -> dict[str, Any]:
-    """Of each head a list of queries: the place of its text, and of each key the place of its text,
-    weight and distance.
-    """
-    frame = read_table(run, "looks")
-    if frame is None:
-        return {}
-    texts = Grids()
-    for who in ("query", "key"):
-        parts = [frame[f"{who}_{part}"] for part in ("before", "token", "after")]
-        cut = ([shortened(text_of(text), 120) for text in row] for row in zip(*parts, strict=True))
-        frame[f"{who}_text"] = [texts.place(row) for row in cut]
-    rows = []
-    frame = frame.sort_values(["query", "rank"], kind="stable")
-    for (layer, head, _), part in parts_of(frame, ["layer", "head", "query"]):
-        keys = zip(part["key_text"], part["weight"], part["distance"], strict=True)
-        own = [[place, number(weight, 3), int(distance)] for place, weight, distance in keys]
-        rows.append((layer, head, [part["query_text"][0], own]))
-    found = _by_head(rows)
-    return {"looks": [found.get(place) for place in places], "looks_texts": texts.lists}
 
 
 def _scales(run: Run) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Summed squares, entropy, planted and largest weights against all sequences, all counts, and
+"""Summed squares, entropy and largest weights against all sequences, all counts, and
 quadrature in many digits.
 """
 
@@ -21,23 +21,17 @@ from tests.errors.pools import softmax
 Floats = npt.NDArray[np.float64]
 
 
-def computed(scores: Floats, weights: Floats, n: list[int], planted: float) -> Floats:
-    """(4, len n): summed squares, entropy, largest, planted."""
+def computed(scores: Floats, weights: Floats, n: list[int]) -> Floats:
+    """(3, len n): summed squares, entropy, largest."""
     score, log_weight = torch.from_numpy(scores)[None], torch.from_numpy(np.log(weights))[None]
     empty = torch.zeros(1, len(scores), 0, dtype=torch.float64)
     source = KeySource.build(score, log_weight, empty, torch.zeros_like(score))
     counts, top = torch.tensor(n, dtype=torch.float64), scores.max()
-    sum_p2, entropy, own = dispersion(
-        source,
-        counts,
-        planted=torch.tensor([planted - top], dtype=torch.float64),
-        step=STEP,
-        tol=TOL,
-    )
+    sum_p2, entropy = dispersion(source, counts, step=STEP, tol=TOL)
     order = np.argsort(scores)
     rising, share = (torch.from_numpy(x[order])[None] for x in (scores - top, weights))
     largest = largest_weights(rising, share, counts, sum_p2, 1e-13)
-    return np.stack([sum_p2[0], entropy[0], largest[0], own[0]])
+    return np.stack([sum_p2[0], entropy[0], largest[0]])
 
 
 def of_weights(p: Floats) -> Floats:
@@ -51,15 +45,12 @@ def test_all_sequences(spread: float) -> None:
     scores, weights = spread * random.normal(size=4) + 7, np.array([0.4, 0.1, 0.3, 0.2])
     scores[1] = scores[0]
     n = [1, 2, 3, 5]
-    for planted in (0, 2, 3):
-        found = computed(scores, weights, n, scores[planted])
-        for j, count in enumerate(n):
-            truth = np.zeros(4)
-            for draw in itertools.product(range(4), repeat=count):
-                truth[:3] += weights[list(draw)].prod() * of_weights(softmax(scores[list(draw)]))
-            for draw in itertools.product(range(4), repeat=count - 1):
-                truth[3] += weights[list(draw)].prod() * softmax(scores[[*draw, planted]])[-1]
-            np.testing.assert_allclose(found[:, j], truth, rtol=1e-11, atol=1e-13)
+    found = computed(scores, weights, n)
+    for j, count in enumerate(n):
+        truth = np.zeros(3)
+        for draw in itertools.product(range(4), repeat=count):
+            truth += weights[list(draw)].prod() * of_weights(softmax(scores[list(draw)]))
+        np.testing.assert_allclose(found[:, j], truth, rtol=1e-11, atol=1e-13)
 
 
 @pytest.mark.parametrize("scores", [[0.0, 1.0, 2.5], [0.0, 5.0, 5.0], [-40.0, 0.0, 12.0]])
@@ -73,7 +64,7 @@ def test_all_counts_of_many_draws(scores: list[float]) -> None:
             drawn = np.repeat(s, [a, b, c])
             chance = math.comb(n, a) * math.comb(n - a, b) * w[0] ** a * w[1] ** b * w[2] ** c
             truth += chance * of_weights(softmax(drawn) + 1e-300)
-    np.testing.assert_allclose(computed(s, w, [n], s[0])[:3, 0], truth, rtol=1e-11)
+    np.testing.assert_allclose(computed(s, w, [n])[:, 0], truth, rtol=1e-11)
 
 
 def test_entropy_is_that_of_log_partition_and_mean_score() -> None:
@@ -96,13 +87,11 @@ def test_entropy_is_that_of_log_partition_and_mean_score() -> None:
 
     places = [-60, -30, *range(-20, 6)]
     truth = mpmath.quad(log_z, places) - mpmath.quad(mean_score, places)
-    assert computed(np.array(s), np.array(w), [n], s[0])[1, 0] == pytest.approx(
-        float(truth), rel=1e-11
-    )
+    assert computed(np.array(s), np.array(w), [n])[1, 0] == pytest.approx(float(truth), rel=1e-11)
 
 
 def test_equal_scores_share_alike() -> None:
     n = [1, 2, 1000, 10**9, 10**15]
-    found = computed(np.full(3, 5.0), np.full(3, 1 / 3), n, 5.0)
+    found = computed(np.full(3, 5.0), np.full(3, 1 / 3), n)
     share = 1 / np.array(n)
-    np.testing.assert_allclose(found, np.stack([share, -np.log(share), share, share]), rtol=1e-11)
+    np.testing.assert_allclose(found, np.stack([share, -np.log(share), share]), rtol=1e-11)

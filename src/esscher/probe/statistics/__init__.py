@@ -12,7 +12,7 @@ from esscher.probe.statistic import Statistic
 from esscher.probe.statistics.errors import Draws, Kept, Regime, Scales, Theory
 from esscher.probe.statistics.frontier import Frontier
 from esscher.probe.statistics.more_text import MoreText
-from esscher.probe.statistics.weights import Dispersion, Looks, Sinks, Tail
+from esscher.probe.statistics.weights import Dispersion, Sinks, Tail
 from esscher.runs.columns import Column
 
 _S = TypeVar("_S", bound=Statistic)
@@ -26,7 +26,6 @@ STATISTICS: tuple[Statistic, ...] = (
     Dispersion(),
     Tail(),
     Sinks(),
-    Looks(),
     Regime(),
     Frontier(),
     Scales(),

@@ -37,7 +37,7 @@ function headContent(atlas, i) {
   if (curves.length) charts.push(el("div", { class: "tall" }, mountChart(errorChart(atlas, i, curves)), slopeOf(atlas, i, curves)));
   else charts.push(el("p", { class: "soft" }, "No error curve was stored for this head."));
   const side = el("div", { class: "side" }, sentencesOf(atlas, i), tailChart(atlas, i));
-  return [bar, el("div", { class: "headgrid" }, ...charts, side), looksOf(atlas, i), convergedOf(atlas, i), frontierOf(atlas, i), spreadOf(atlas, i), numbersOf(atlas, i)].filter(Boolean);
+  return [bar, el("div", { class: "headgrid" }, ...charts, side), convergedOf(atlas, i), frontierOf(atlas, i), spreadOf(atlas, i), numbersOf(atlas, i)].filter(Boolean);
 }
 
 function sentencesOf(atlas, i) {
@@ -55,8 +55,6 @@ function sentencesOf(atlas, i) {
   if (needed.length) text.append(el("p", {}, `For the errors allowed, ${atlas.need.label}: ${needed.join(", ")}.`));
   const frozen = atlas.value("freezing_tokens", i);
   if (frozen !== null) text.append(el("p", {}, `Freezing point: about ${written(frozen)} tokens; below it the softmax of a typical query rests on its few largest scores.`));
-  const sink = atlas.value("sink_token", i);
-  if (sink) text.append(el("p", {}, "Sink: ", el("strong", {}, outside(seenText(sink))), ` gets ${percent(atlas.value("sink_weight", i))} of the attention in a query's own window.`));
   if (signs) text.append(el("p", {}, "Signs of trouble: ", outside(signs), "."));
   if (verdict) text.append(el("p", {}, "Scores: ", outside(verdict)));
   return text;
