@@ -49,7 +49,7 @@ def test_the_tables_of_a_causal_model(tmp_path: Path) -> None:
     assert not table.isna().any().any()
     seen = captured_layers(found)[1]
     rows = table[(table["layer"] == 1) & (table["head"] == head)]
-    n, curves = rows["n"].to_numpy(), []
+    n, curves, critical, within = rows["n"].to_numpy(), [], [], []
     for window, position in zip(
         found.queries.windows.tolist(), found.queries.positions.tolist(), strict=True
     ):
@@ -57,6 +57,9 @@ def test_the_tables_of_a_causal_model(tmp_path: Path) -> None:
         key = captured.key[0, head * captured.kv_heads // captured.heads, : position + 1].double()
         scores = captured.scale * captured.query[0, head, position].double() @ key.T
         if len(scores) >= 16:
+            gap = scores.max() - scores.sort(descending=True).values[1:]
+            critical.append(float((torch.arange(2, len(scores) + 1).log() / gap).max()))
+            within.append([1 + int((gap <= t).sum()) for t in 2.0 ** np.arange(-4, 7)])
             curves.append(from_scores(scores[None], n))
     all_p2 = np.mean([curve.sum_p2[0] for curve in curves], axis=0)
     np.testing.assert_allclose(rows["effective_tokens"], 1 / all_p2, rtol=1e-4)
@@ -69,6 +72,10 @@ def test_the_tables_of_a_causal_model(tmp_path: Path) -> None:
     slope = np.polyfit(np.log(chosen["n"]), np.log(chosen["effective_tokens"]), 1)[0]
     assert row["tokens_exponent"] == pytest.approx(slope, rel=1e-6)
     assert row["tokens_exponent_low"] <= row["tokens_exponent"] <= row["tokens_exponent_high"]
+    assert row["critical_scale"] == pytest.approx(np.median(critical), rel=0.02)
+    gaps = run.table("gaps")
+    keys = gaps[(gaps["layer"] == 1) & (gaps["head"] == head)]["keys"]
+    np.testing.assert_allclose(keys, np.exp(np.log(within).mean(0)), rtol=0.1)
     assert 2 <= row["half_weight_at"] <= 8
     at_half = np.interp(row["half_weight_at"], n, rows["largest_weight"])
     assert at_half == pytest.approx(0.5, abs=0.03)

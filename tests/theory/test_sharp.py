@@ -8,8 +8,10 @@ import math
 
 import numpy as np
 import pytest
-from scipy.special import logsumexp
+import torch
+from scipy.special import logsumexp, ndtr, ndtri
 
+import esscher as es
 from esscher.errors.gaussian import gaussian_error
 from esscher.theory import bohbot, sharp
 
@@ -95,3 +97,55 @@ def test_exact_slope_at_horizon_one_follows_the_rms_exponent() -> None:
     slope = 0.5 * math.log(means[0] / means[1]) / math.log(10)
     assert slope == pytest.approx(sharp.l2_exponent_rms(1.0), abs=0.01)
     assert abs(slope - sharp.l2_exponent_typical(1.0)) > 0.02
+
+
+EYE = torch.eye(3, dtype=torch.float64)
+QUERY = torch.tensor([1.0, 2.0, 0.0], dtype=torch.float64)
+
+
+def test_critical_scales_of_laws_in_closed_form() -> None:
+    """Gaussian scores of deviation s: n phi(z) / s. On the sphere in R^3 a score is uniform on [-r,
+    r], on the circle it is r cos of a uniform angle, in R^1 two tokens share it.
+    """
+    n = np.array([2, 10, 1000, 10**6])
+    law = es.Gaussian(torch.diag(torch.tensor([1.0, 0.5, 2.0], dtype=torch.float64)), QUERY)
+    z, s = -ndtri(1 / n), math.sqrt(1 + 0.5 * 4)
+    density = np.exp(-z * z / 2) / math.sqrt(2 * math.pi)
+    np.testing.assert_allclose(
+        sharp.critical_scale(es.Head(EYE, EYE), law, QUERY, n), n * density / s, rtol=1e-6
+    )
+    r = math.sqrt(5)
+    sphere = sharp.critical_scale(es.Head(EYE, EYE), es.Sphere(3), QUERY, n)
+    np.testing.assert_allclose(sphere, n / (2 * r), rtol=1e-5)
+    flat = es.Head(EYE[:2, :2], EYE[:2, :2])
+    circle = sharp.critical_scale(flat, es.Sphere(2), QUERY[:2], [10, 1000])
+    hazard = [k / (math.pi * r * math.sin(math.pi / k)) for k in (10, 1000)]
+    np.testing.assert_allclose(circle, hazard, rtol=1e-5)
+    line = es.Head(EYE[:1, :1], EYE[:1, :1])
+    assert np.isinf(sharp.critical_scale(line, es.Sphere(1), QUERY[:1], [100])).all()
+    with pytest.raises(ValueError, match="tail of scores is not known for Cube"):
+        sharp.critical_scale(es.Head(EYE, EYE), es.Cube(3), QUERY, n)
+
+
+def test_a_supremum_inside() -> None:
+    """One token of 1000 in a far cluster: gaps below count it alone, then all the rest."""
+    law = es.Mixture([0.998995, 0.001005], [es.Gaussian(EYE), es.Gaussian(1e-2 * EYE, 9 * EYE[0])])
+    found = sharp.critical_scale(es.Head(EYE, EYE), law, EYE[0], [1000])[0]
+    score = np.linspace(-5, 10, 1_500_001)
+    counts = 1000 * (0.998995 * ndtr(-score) + 0.001005 * ndtr((9 - score) / 0.1))
+    top = int(np.argmax(counts < 1))
+    rates = np.log(counts[: top - 1000]) / (score[top] - score[: top - 1000])
+    assert found == pytest.approx(rates.max(), rel=1e-4)
+    assert 4 < score[top] - score[rates.argmax()] < 9
+
+
+def test_rows_freeze_near_the_scale_of_their_law() -> None:
+    """Median over 400 rows of 4096 Gaussian scores, over the law's: the limit 1.256 of points of a
+    Poisson process, within 4.5 standard errors of a median (1.5 / 20); fixed seed.
+    """
+    from esscher.errors.dispersion import critical_scale, gap_counts
+
+    scores = torch.randn(400, 4096, generator=torch.Generator().manual_seed(2)).double()
+    law = sharp.critical_scale(es.Head(EYE, EYE), es.Gaussian(EYE), EYE[0], [4096])[0]
+    ratio = float(critical_scale(*gap_counts(scores)).median()) / law
+    assert abs(ratio - 1.256) < 4.5 * 1.5 / 20

@@ -26,7 +26,9 @@ from esscher.errors.montecarlo.spec import Count, Dtype, HeadSpec, Ladder, Law, 
 from esscher.runs.spec import Plain, RunSpec, Seed
 
 if TYPE_CHECKING:
+    from esscher.attention.head import Head
     from esscher.errors.curve import ErrorCurve
+    from esscher.measures.base import Measure
     from esscher.theory.prediction import Prediction
 
 LAWS = ("gaussian", "sphere", "ball", "cube", "rademacher", "laplace")
@@ -118,7 +120,7 @@ def predict(
     head, ladder = checked.head.build(measure), list(checked.n)
     curve = exact_curve(head, measure, measure, ladder, seed=checked.seed, draws=checked.queries)
     predicted = predictions(head, measure)
-    needed = _needed_tokens(curve, checked.epsilon)
+    needed = _needed_tokens(curve, checked.epsilon) | _freezing(head, measure, ladder)
     if figure is not None:
         save_predictions(curve, predicted, figure)
     if as_json:
@@ -181,6 +183,20 @@ def _needed_tokens(curve: ErrorCurve, epsilon: float) -> dict[str, Any]:
     return found
 
 
+def _freezing(head: Head, measure: Measure, n: list[int]) -> dict[str, Any]:
+    """The critical scale at each n, of a query of root mean square norm where the head stretches
+    most; None where the law's scores have no known tail.
+    """
+    from esscher.theory.prediction import Setting
+    from esscher.theory.sharp import critical_scale
+
+    try:
+        found = critical_scale(head, measure, Setting(head, measure).query, n)
+    except ValueError:
+        return {"critical_scale": None}
+    return {"critical_scale": found}
+
+
 def _record(
     spec: PredictSpec, curve: ErrorCurve, found: list[Prediction], needed: dict[str, Any]
 ) -> dict[str, Any]:
@@ -230,6 +246,8 @@ def _show(
         known = curve.to_frame().drop(columns=["metric", "kind"])
         if curve.slope is not None:
             known["slope"] = curve.slope
+        if needed["critical_scale"] is not None:
+            known["critical_scale"] = needed["critical_scale"]
         show(f"{curve.origin}; relative accuracy {curve.accuracy:.0e}", known)
         show(title, rows)
     else:
@@ -263,6 +281,11 @@ def _summary(
         if start is None
         else f"delta method: within 10 % from n = {start}"
     )
+    if needed["critical_scale"] is not None:
+        yield (
+            f"freezing: softmax over {int(curve.n[-1]):,} tokens freezes at"
+            f" {number(needed['critical_scale'][-1])} times these scores"
+        )
     held = [p for p in found if p.applies]
     proved = sum(p.status.startswith("proved") for p in held)
     yield f"theory: {len(held)} of {len(found)} statements apply, {proved} of them proved"

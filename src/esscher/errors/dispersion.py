@@ -217,17 +217,24 @@ def from_masses(masses: Deposit, top: Tensor, n: Counts) -> DispersionCurve:
     where scores deviate by 1 or more, a hundredth where they deviate by less than a cell.
     """
     grid, count = masses.grid, torch.from_numpy(n.astype(np.float64)).to(top.device)
-    anchor = (masses.end * grid.spacing).double()[:, None]
-    rest = deposit.without(masses, top, top.new_zeros(top.shape[1], 0))
-    mass = rest.cells[-2].clamp_min(0)
-    weight = torch.cat([mass, torch.ones_like(top, dtype=torch.float64)], dim=1)
-    weight = weight / masses.keys[:, None]
     source = DepositSource(masses.cells, grid, masses.center)
     sum_p2, entropy = dispersion(source, count, step=step_for(grid.tol), tol=grid.tol)
-    score, order = torch.cat([_places(mass, grid), top.double() - anchor], dim=1).sort(dim=1)
-    rising, share = score - score[:, -1:], weight.gather(1, order)
+    places, keys = _placed(masses, top)
+    score, order = places.sort(dim=1)
+    rising, share = score - score[:, -1:], (keys / masses.keys[:, None]).gather(1, order)
     largest = largest_weights(rising, share, count, sum_p2, TOL_LARGEST)
     return DispersionCurve(n, sum_p2, entropy, largest)
+
+
+def _placed(masses: Deposit, top: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores of all keys, measured from the grid's end, (m, L + K), and how many stand at each: the
+    top ones as they are, the others where _places says.
+    """
+    anchor = (masses.end * masses.grid.spacing).double()[:, None]
+    rest = deposit.without(masses, top, top.new_zeros(top.shape[1], 0))
+    mass = rest.cells[-2].clamp_min(0)
+    keys = torch.cat([mass, (top > -torch.inf).double()], dim=1)
+    return torch.cat([_places(mass, masses.grid), top.double() - anchor], dim=1), keys
 
 
 def _places(mass: Tensor, grid: Grid) -> Tensor:
@@ -246,6 +253,45 @@ def _places(mass: Tensor, grid: Grid) -> Tensor:
     wide = (mass * apart.square()).sum(1, keepdim=True) / total.clamp_min(TINY)
     own = (wide - grid.points * grid.spacing**2 / 12).clamp_min(0)
     return mean + apart * torch.sqrt(own / wide.clamp_min(TINY))
+
+
+# ---- The critical scale of a row.
+
+
+def gap_counts(scores: Tensor, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Gaps t of each row's scores (m, K) from its largest, rising, and N(t): how many keys lie
+    within t of the largest. ``keys`` (m, K): how many stand at each score, 1 unless given; several
+    stand for keys around it, of which the middle one is counted.
+    """
+    falling, order = scores.double().sort(dim=1, descending=True)
+    mass = torch.ones_like(falling) if keys is None else keys.gather(1, order)
+    return falling[:, :1] - falling, mass.cumsum(1) - (mass - mass.clamp_max(1)) / 2
+
+
+def gaps_from_masses(masses: Deposit, top: Tensor) -> tuple[Tensor, Tensor]:
+    """The same from deposits of keys without values, none of them above the largest scores ``top``
+    (m, K), which are exact.
+    """
+    places, keys = _placed(masses, top)
+    rest = places[:, : -top.shape[1]].minimum(places[:, -top.shape[1] :].amin(1, keepdim=True))
+    return gap_counts(torch.cat([rest, places[:, -top.shape[1] :]], dim=1), keys)
+
+
+def critical_scale(gaps: Tensor, counts: Tensor) -> Tensor:
+    """Lambda = sup over t > 0 of log N(t) / t of each row: what its scores may be multiplied with
+    before softmax freezes on the largest; infinite where the largest is not alone.
+
+    Where scores are multiplied with b, the largest weight p has, t the gap of Lambda,
+
+        b > Lambda:   p >= 1 - Lambda / b,         b < Lambda:   p <= N(t)^-(1 - b / Lambda).
+
+    Proof: 1/p = sum_j exp(-b t_j) = b int exp(-b t) N(t) dt is at most b / (b - Lambda), as N(t) <=
+    exp(Lambda t), and at least N(t) exp(-b t). Source: Hayase, Karakida, arXiv 2605.12697, by its
+    abstract and by others' accounts of its definition; the bounds at finite b are derived here.
+    """
+    near = (counts > 1 + 1e-9) & (gaps < torch.inf)
+    rates = torch.where(near, counts.clamp_min(1).log() / gaps, 0.0)
+    return rates.amax(1)
 
 
 def _near(scores: Tensor) -> Tensor:

@@ -16,10 +16,12 @@ below are the minima over c of the sum.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
+from scipy.optimize import brentq, minimize_scalar
 
 from esscher.attention.head import Head
 from esscher.inputs import as_counts, as_tensor
@@ -30,6 +32,7 @@ from esscher.theory.prediction import Conditions, Floats, Prediction, Setting
 RMS = "min(1/2, (√(1+4/h²)−1)/4)"  # the exponents as pictures write them
 TYPICAL = "min(1/2, 1/(1+2h²))"
 SHARES = np.concatenate([np.linspace(0.05, 0.9, 35), 1.0 - np.geomspace(0.09, 1e-4, 40)])
+FINEST = 1e-9  # gap between scores of deviation 1 from which on quantiles have six digits
 LEVELS = 64  # of nets: the next one would change no digit
 
 
@@ -83,6 +86,59 @@ def freezing_tokens(score_deviation: float) -> float:
     """
     exponent = 0.5 * score_deviation * score_deviation
     return math.exp(exponent) if exponent < 709.0 else math.inf
+
+
+def critical_scale(head: Head, measure: Measure, query: Any, n: Any) -> Floats:
+    """Lambda_n = sup over t > 0 of log N_n(t) / t at one query, N_n(t) = n P(score > m - t) with
+    N_n(0) = 1: the factor on the scores at which softmax over n tokens of the law freezes.
+
+    ``esscher.errors.dispersion.critical_scale`` of a row of scores, for their expected numbers; the
+    median over rows of n random scores is about 1.25 times this. Where log P(score > .) is concave,
+    the supremum is the hazard rate of the score at m. Gaussian tokens: n phi(z) / s with P(g > z) =
+    1/n, about sqrt(2 log n) / s. Sphere, ball: it grows like a power of n. Infinite where tokens
+    share a score, or float64 does not tell their scores apart (beyond 1e9 / s).
+    """
+    theta = head.tilt(as_tensor(query, "query", ndim=1).double())
+    centre = float(theta @ measure.mean.double())
+    s = math.sqrt(max(float(theta @ measure.cov.double() @ theta), 0.0))
+    if measure.score_tail(theta, centre) is None:
+        raise ValueError(f"measure: the tail of scores is not known for {type(measure).__name__}")
+
+    def tail(z: float) -> float:
+        return measure.score_tail(theta, centre + s * z) or 0.0
+
+    counts = as_counts(n, "n").tolist()
+    if s == 0.0:
+        return np.where(np.array(counts) > 1, np.inf, 0.0)
+    return np.array([_supremum(tail, count) / s if count > 1 else 0.0 for count in counts])
+
+
+def _supremum(tail: Callable[[float], float], n: int) -> float:
+    """sup over t > 0 of log(n tail(m - t)) / t, n tail(m) = 1, for a score of mean 0 and variance
+    1: no quantile at 1/n lies beyond sqrt(n) (Cantelli).
+    """
+    far = math.sqrt(n)
+
+    def quantile(chance: float) -> float:
+        return float(
+            brentq(lambda z: tail(z) - chance, -far, far, xtol=1e-15, rtol=1e-15, maxiter=1000)
+        )
+
+    m = quantile(1 / n)
+    double = m - quantile(min(2.0, far) / n)  # the gap at which N doubles
+    near = 1e-3 * double
+    if double < FINEST or n * tail(m - near) > 1.1:
+        return math.inf
+
+    def rate(t: float) -> float:
+        return math.log(n * tail(m - t)) / t
+
+    t = np.geomspace(near, m + 10.0, 256)
+    best = int(np.argmax([rate(float(gap)) for gap in t]))
+    if best == 0:
+        return 2.0 * rate(near) - rate(2.0 * near)  # at t = 0
+    ends = (float(t[best - 1]), float(t[min(best + 1, t.size - 1)]))
+    return -float(minimize_scalar(lambda gap: -rate(gap), bounds=ends, method="bounded").fun)
 
 
 def _saddle(constant: float, horizon2: float) -> float:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
 
 from esscher.errors import grid as deposit
@@ -20,8 +22,11 @@ from esscher.errors.dispersion import (
     GRID,
     TOP,
     DispersionCurve,
+    critical_scale,
     from_masses,
     from_scores,
+    gap_counts,
+    gaps_from_masses,
 )
 from esscher.errors.grid import Deposit
 from esscher.errors.rate import fit_rate
@@ -121,6 +126,7 @@ class Sinks(Statistic):
 BELOW = (2, 4, 8)  # n before the ladder's first: where the largest weight falls below a half
 HALF = 0.5
 CURVES = ("sum_p2", "entropies", "largest")
+GAPS = 2.0 ** np.arange(-4, 7)  # from the largest score, at which keys are counted
 
 
 @dataclass(frozen=True)
@@ -133,7 +139,8 @@ class Scores:
 
 class Dispersion(Statistic):
     """How softmax spreads over n keys as n grows: effective tokens, entropy and largest weight of
-    the kept queries.
+    the kept queries. Also how many of all keys lie within a gap of the largest score, and the
+    critical scale that follows.
 
     The n keys are drawn at random from those that the query sees: exact expectations
     (esscher.errors.dispersion).
@@ -146,11 +153,12 @@ class Dispersion(Statistic):
         return SPREAD
 
     def tables(self, spec: ProbeSpec) -> dict[str, tuple[Column, ...]]:
-        return {"dispersion": DISPERSION}
+        return {"dispersion": DISPERSION, "gaps": GAP_COLUMNS}
 
     def init(self, head: HeadView) -> Scores:
-        m, device = len(head.kept), head.values.device
-        return Scores(deposit.init(m, GRID, head.center[:0]), tails.init(m, TOP, device=device))
+        m, keep = len(head.kept), max(TOP, tail_length(head.most_keys))
+        top = tails.init(m, keep, device=head.values.device)
+        return Scores(deposit.init(m, GRID, head.center[:0]), top)
 
     def update(self, state: Scores, head: HeadView) -> Scores:
         if not len(head.kept):
@@ -170,17 +178,32 @@ class Dispersion(Statistic):
             return {}
         n = ladder(head.spec, head.n_keys)
         if isinstance(state.masses, Deposit):
-            curve = from_masses(state.masses, state.top.scores, n)
+            curve = from_masses(state.masses, state.top.scores[:, :TOP], n)
+            gaps = [gaps_from_masses(state.masses, state.top.scores)]
         else:
-            rows = (row[row > -torch.inf][None] for row in state.masses.rows())
+            rows = [row[row > -torch.inf][None] for row in state.masses.rows()]
             curve = DispersionCurve.of_all([from_scores(row, n) for row in rows])
-        return {name: torch.from_numpy(np.array(getattr(curve, name))) for name in CURVES}
+            gaps = [gap_counts(row) for row in rows]
+        found = {name: torch.from_numpy(np.array(getattr(curve, name))) for name in CURVES}
+        return found | {
+            "critical": torch.cat([critical_scale(*part) for part in gaps]).cpu(),
+            "within": torch.cat([_within(*part) for part in gaps]).cpu(),
+        }
 
     def finish(self, found: Numbers, end: HeadEnd) -> Result:
         arrays = [found[name].numpy() for name in CURVES]
         curve = DispersionCurve(ladder(end.spec, end.n_keys), *arrays)
         row = _summary(curve, end.queries.windows[end.kept])
-        return Result(row, {"dispersion": curve.to_frame()})
+        row["critical_scale"] = float(np.median(found["critical"]))
+        keys = found["within"].log().mean(0).exp().numpy()  # geometric mean over queries
+        gaps = pd.DataFrame({"gap": GAPS, "keys": keys})
+        return Result(row, {"dispersion": curve.to_frame(), "gaps": gaps})
+
+
+def _within(gaps: Tensor, counts: Tensor) -> Tensor:
+    """Keys within GAPS of each query's largest score, (m, len GAPS)."""
+    at = torch.from_numpy(GAPS).to(gaps).expand(len(gaps), -1).contiguous()
+    return counts.gather(1, torch.searchsorted(gaps, at, right=True) - 1)
 
 
 def ladder(spec: ProbeSpec, keys: int) -> Counts:
@@ -245,6 +268,22 @@ SPREAD = (
         scale="log",
         short="half from",
     ),
+    Column(
+        "critical_scale",
+        "float",
+        "critical scale",
+        "Factor on the scores at which the softmax over all keys freezes on the largest, median"
+        " over queries: sup over gaps t of log N(t) / t, N(t) the keys within t of the largest"
+        " score. Below 1 it is frozen as it is.",
+        scale="log",
+        short="critical",
+    ),
+)
+GAP_COLUMNS = (
+    LAYER,
+    HEAD,
+    Column("gap", "float", "gap", "Gap from a query's largest score.", "log"),
+    Column("keys", "float", "keys", "Keys within that gap, geometric mean over queries.", "log"),
 )
 DISPERSION = (
     LAYER,
