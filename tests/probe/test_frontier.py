@@ -265,7 +265,8 @@ def metrics_by_hand(run: Any, window: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(found.spec.unit_seed({"window": window}))
     total = 0.0
     for _ in range(DRAWS):
-        drawn = torch.multinomial(logp.detach().exp(), 1, generator=generator)
+        u = torch.rand(places, 1, generator=generator, dtype=torch.float64)
+        drawn = (logp.detach().exp().cumsum(-1) < u).sum(1, keepdim=True)
         (g,) = torch.autograd.grad(logp.gather(1, drawn).sum(), taps, retain_graph=True)
         for one in g[0, -places:].double().view(places, heads, -1):
             total += one[:, :, None] * one[:, None, :] / (places * DRAWS)

@@ -52,7 +52,8 @@ def by_hand(model: Any, ids: torch.Tensor, places: int, seed: int) -> list[torch
         hook.remove()
     generator, squares = torch.Generator().manual_seed(seed), [torch.zeros(heads) for _ in taps]
     for _ in range(DRAWS):
-        drawn = torch.multinomial(logp.detach().exp(), 1, generator=generator)
+        u = torch.rand(places, 1, generator=generator, dtype=torch.float64)
+        drawn = (logp.detach().exp().cumsum(-1) < u).sum(1, keepdim=True)
         found = torch.autograd.grad(logp.gather(1, drawn).sum(), taps, retain_graph=True)
         for square, one in zip(squares, found, strict=True):
             square += one.view(places, heads, -1).square().mean((0, 2)) / DRAWS

@@ -180,7 +180,7 @@ class Prompt:
         columns = torch.arange(self.keys, device=self.ids.device)
         need = {name for part in parts.values() for name in part.needs}
 
-        def see(call: AttentionCall, slope: Tensor | None = None) -> None:
+        def see(call: AttentionCall, out: Tensor | None = None, slope: Any = None) -> None:
             rows = torch.arange(call.query.shape[2], device=call.query.device)
             for kv in range(call.kv_heads):
                 own = slice(kv * call.shared, (kv + 1) * call.shared)
@@ -188,6 +188,7 @@ class Prompt:
                     call.context(kv, rows).restrict(columns),
                     output=self._output(call.layer, own),
                     metric=self._metric(call.layer, kv),
+                    attended=None if out is None else out[0, own].flatten(0, 1),
                     slope=None if slope is None else slope.repeat(call.shared),
                 )
                 if "norm" in need and call.hidden is not None:
@@ -202,14 +203,20 @@ class Prompt:
                 some = torch.linspace(0, len(rows) - 1, many, device=rows.device).round().long()
                 self.references["replay"].append(call.take(some))
 
+        def after(call: AttentionCall, out: Tensor) -> Tensor:
+            see(call, out)
+            return out
+
         for ids in self._chunks(bool(parts)):
             with torch.no_grad():
-                self.held.decode(ids, lambda call: None, sink=see, hidden="norm" in need)
+                self.held.decode(
+                    ids, lambda call: None, logits=False, after=after, hidden="norm" in need
+                )
             if "slope" in need:
                 calls: list[AttentionCall] = []
                 slopes = output_slopes(self.held, ids, self.outputs, calls.append)
                 for call in calls:
-                    see(call, slopes[call.layer])
+                    see(call, slope=slopes[call.layer])
             count += ids.shape[1]
         for (text, place), total in totals.items():
             score = parts[text].finish(total, count)

@@ -26,7 +26,6 @@ from torch import Tensor
 from esscher.compress.choose import Choice, choose
 from esscher.compress.prompt import Prompt
 from esscher.hf.call import AttentionCall
-from esscher.hf.interventions import with_kept
 from esscher.keep.rule import Rule
 
 RIDGE = 1.0
@@ -45,7 +44,11 @@ class _Rows:
 
     def of(self, heads: slice, kept: Tensor) -> _Rows:
         """The same for the heads that share keys, on the keys they keep."""
-        return replace(self, weights=self.weights[heads][..., kept], missing=self.missing[heads])
+        return replace(
+            self,
+            weights=self.weights[heads][..., kept].double(),
+            missing=self.missing[heads].double(),
+        )
 
 
 def chosen(
@@ -65,25 +68,19 @@ def chosen(
 def refit(prompt: Prompt, choice: Choice, ridge: float = RIDGE) -> Choice:
     """The choice with refitted values, and its predicted loss by kind of queries."""
     assert prompt.metric is not None
-    calls: dict[int, list[tuple[str, AttentionCall, AttentionCall, float]]] = {}
+    calls: dict[int, list[tuple[str, AttentionCall]]] = {}
     for kind, own in prompt.references.items():
-        held = choice.sparing(prompt.spared[kind])
-        layers = [call.layer for call in own]
         for call in own:
-            share = 1 / (call.query.shape[2] * layers.count(call.layer))
-            left = with_kept(call, held.left(call))[0]
-            calls.setdefault(call.layer, []).append((kind, call, left, share))
+            calls.setdefault(call.layer, []).append((kind, call))
+    spared = {kind: choice.sparing(last).kept for kind, last in prompt.spared.items()}
     values, losses = {}, dict.fromkeys((k for k, own in prompt.references.items() if own), 0.0)
     for layer, known in calls.items():
-        rows = [
-            _Rows(
-                kind,
-                left.weights()[0, ..., : prompt.keys].double(),
-                (call.output() - left.output())[0].double(),
-                share,
-            )
-            for kind, call, left, share in known
-        ]
+        kinds = [kind for kind, _ in known]
+        rows = []
+        for kind, call in known:
+            weights, missing = _on_kept(call, spared[kind][layer])
+            share = 1 / (call.query.shape[2] * kinds.count(kind))
+            rows.append(_Rows(kind, weights, missing, share))
         values[layer] = known[0][1].value[0, :, : prompt.keys].clone()
         for kv, kept in enumerate(choice.kept[layer]):
             shared = known[0][1].shared
@@ -92,6 +89,22 @@ def refit(prompt: Prompt, choice: Choice, ridge: float = RIDGE) -> Choice:
             moved = _fitted([part.of(heads, kept) for part in rows], metric, ridge, losses)
             values[layer][kv, kept] += moved.to(values[layer].dtype)
     return replace(choice, values=values, losses=losses)
+
+
+def _on_kept(call: AttentionCall, kept: Tensor) -> tuple[Tensor, Tensor]:
+    """Softmax weights (heads, m, P) where only some keys of the prompt are kept, (kv_heads, P), and
+    what is then missing from the outputs, (heads, m, width). Later keys and a sink logit stay.
+    """
+    keys = kept.shape[1]
+    full = call.weights()[0]
+    left = full.clone()
+    left[..., :keys] *= kept.repeat_interleave(call.shared, 0)[:, None]
+    mass = left.sum(-1, keepdim=True)
+    if call.sinks is not None:
+        mass += (1 - full.sum(-1, keepdim=True)).clamp_min(0)
+    left /= mass.clamp_min(torch.finfo(left.dtype).tiny)
+    value = call.value[0].to(left.dtype).repeat_interleave(call.shared, 0)
+    return left[..., :keys], (full - left) @ value
 
 
 def _fitted(

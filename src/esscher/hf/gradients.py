@@ -51,13 +51,17 @@ def drawn_gradients(
                 f"{type(held.model).__name__} has no language head, so that no loss in nats is"
                 " defined; load it with its head (AutoModelForCausalLM)"
             )
-        logp = torch.log_softmax(result.logits[0].double(), -1)
+        chances = torch.softmax(at_least_single(result.logits.detach()[0]), -1)
+        below = chances.double().cumsum(-1)
         found = []
         for i in range(draws):
-            drawn = torch.multinomial(logp.detach().exp().cpu(), 1, generator=generator)
+            u = torch.rand(len(below), 1, generator=generator, dtype=torch.float64).to(below.device)
+            drawn = torch.searchsorted(below, u * below[:, -1:]).clamp_max(below.shape[1] - 1)
+            slope = (-chances).scatter_add(1, drawn, torch.ones_like(chances[:, :1]))
             gradients = torch.autograd.grad(
-                logp.gather(1, drawn.to(logp.device)).sum(),
+                result.logits,
                 list(taps.values()),
+                slope[None].to(result.logits.dtype),
                 retain_graph=i + 1 < draws,
             )
             found.append(

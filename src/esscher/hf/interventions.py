@@ -207,18 +207,30 @@ class Prefilled:
         self.model, self.cache = model, cache
 
     def decode(
-        self, ids: Int[Tensor, "batch m"], decide: Decide, *, extend: bool = False, **watch: Any
+        self,
+        ids: Int[Tensor, "batch m"],
+        decide: Decide,
+        *,
+        extend: bool = False,
+        logits: bool = True,
+        **watch: Any,
     ) -> tuple[Any, Acted]:
         """What the model returns for these tokens, and what was done.
 
-        The cache is then as it was, or holds these tokens too (``extend``). ``watch``: what else
+        The cache is then as it was, or holds these tokens too (``extend``). Without ``logits``
+        those of the last token alone are computed, where the model can. ``watch``: what else
         :func:`intervene` takes.
         """
         before = [(layer.keys, layer.values) for layer in self.cache.layers]
         done = False
         try:
             with intervene(self.model, decide, **watch) as acted:
-                result = self.model(input_ids=ids, past_key_values=self.cache, use_cache=True)
+                result = self.model(
+                    input_ids=ids,
+                    past_key_values=self.cache,
+                    use_cache=True,
+                    **({} if logits else _last_logits(self.model)),
+                )
             done = extend
             return result, acted
         finally:
@@ -226,6 +238,12 @@ class Prefilled:
                 before = [(x.keys.detach(), x.values.detach()) for x in self.cache.layers]
             for layer, (keys, values) in zip(self.cache.layers, before, strict=True):
                 layer.keys, layer.values = keys, values
+
+
+def _last_logits(model: Any) -> dict[str, int]:
+    """The argument that leaves out all logits but the last, where the model has it."""
+    given = inspect.signature(model.forward).parameters
+    return {"logits_to_keep": 1} if "logits_to_keep" in given else {}
 
 
 def prefill(model: Any, ids: Int[Tensor, "batch tokens"], sink: Sink | None = None) -> Prefilled:
@@ -239,7 +257,7 @@ def prefill(model: Any, ids: Int[Tensor, "batch tokens"], sink: Sink | None = No
         )
     cache = transformers().DynamicCache()
     with torch.no_grad(), open_session(model, sink):
-        model(input_ids=ids, past_key_values=cache, use_cache=True)
+        model(input_ids=ids, past_key_values=cache, use_cache=True, **_last_logits(model))
     layers, expected = len(cache.layers), expected_layers(model)
     if cache.get_seq_length() != ids.shape[1] or (expected is not None and layers != expected):
         raise ValueError(

@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from esscher.inputs import as_attention
 
-OF_QUERIES = ("q", "positions", "mask", "logits", "heads", "sink", "norm", "slope")  # rows
+OF_QUERIES = ("q", "positions", "mask", "logits", "heads", "sink", "norm", "slope", "attended")
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class Context:
     of; ``output``: what each of them makes of a value, W_O, where differences of values are to be
     measured behind it. ``sink``: a logit of each row that is in the softmax without a key, as in
     gpt_oss. It acts as a key of value 0 that is always kept: rules neither see, count nor drop it.
+    ``attended``: the outputs of the queries, where the model has computed them.
     ``choosers``: the queries, over the same keys, that choose for all, where others are judged;
     without them the queries choose for themselves. ``base``, ``columns``: of a context made by
     ``restrict``, the context of all keys, and which of them these are.
@@ -48,6 +49,7 @@ class Context:
     metric: Tensor | None = None  # (heads, d_v, d_v)
     norm: Tensor | None = None  # (m,)
     slope: Tensor | None = None  # (m,)
+    attended: Tensor | None = None  # (m, d_v)
     choosers: Context | None = None
     base: Context | None = None
     columns: Tensor | None = None  # (N,) int64, rising

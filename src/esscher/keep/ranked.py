@@ -297,12 +297,17 @@ def softmax_rows(rows: Context) -> Tensor:
     columns ``rows.inside`` are the keys of the cache.
     """
     whole = rows.whole
-    scores = (
-        whole.q.to(rows.dtype) @ whole.k.to(rows.dtype).T * whole.scale
-        if whole.logits is None
-        else whole.logits.to(rows.dtype)
-    )
-    return torch.softmax(scores.masked_fill_(~whole.visible, -torch.inf), 1)
+    if whole.logits is None:
+        scores = (whole.q.to(rows.dtype) * whole.scale) @ whole.k.to(rows.dtype).T
+    else:
+        scores = whole.logits.to(rows.dtype, copy=True)
+    if whole.mask is not None:
+        scores.masked_fill_(~whole.mask, -torch.inf)
+    else:  # up to the first of the queries, all see every key
+        later = slice(int(whole.positions.min()) + 1, None)
+        unseen = whole.index[later] > whole.positions[:, None]
+        scores[:, later].masked_fill_(unseen, -torch.inf)
+    return torch.softmax(scores, 1)
 
 
 def removal_cost(rows: Context) -> Tensor:
@@ -313,34 +318,37 @@ def removal_cost(rows: Context) -> Tensor:
     costs about one attention pass. A key with more than half of the weight is taken out first:
     its error is pi (v - Gamma without it), where the plain formula loses all digits.
     """
-    weight, values = softmax_rows(rows), rows.whole.v.to(rows.dtype)
-    values = values - values.mean(0)
-    top, at = weight.max(1)
-    heavy = top > 0.5
-    weight = weight.scatter(1, at[:, None], torch.where(heavy, 0.0, top)[:, None])
-    others = weight @ values
-    largest = values[at]
-    output = others + torch.where(heavy, top, 0.0)[:, None] * largest
-    away = largest - others / weight.sum(1, keepdim=True).clamp_min(torch.finfo(top.dtype).tiny)
-    inside, own = rows.inside, values[rows.inside]
-    small = weight[:, inside]
-    squares = (small / (1 - small)).square()
-    total = values.new_zeros(rows.keys)
-    heads = torch.zeros_like(at) if rows.heads is None else rows.heads
-    column = torch.full((len(values),), -1, device=at.device)
-    column[inside] = torch.arange(len(inside), device=at.device)
-    column = column[at]
-    for head in torch.unique(heads).tolist():
-        mine = heads == head
+    weight, values, inside = softmax_rows(rows), rows.whole.v.to(rows.dtype), rows.inside
+    middle = values.mean(0)
+    values = values - middle
+    heavy = (weight.amax(1) > 0.5).nonzero()[:, 0]
+    top, at = weight[heavy].max(1, keepdim=True)
+    largest = values[at[:, 0]]
+    weight[heavy, at[:, 0]] = 0.0
+    others = weight[heavy]
+    rest = others.sum(1, keepdim=True).clamp_min(torch.finfo(top.dtype).tiny)
+    away = top * (largest - others @ values / rest)
+    if rows.attended is None:
+        output = (weight @ values).index_add_(0, heavy, top * largest)
+    else:
+        output = rows.attended.to(rows.dtype) - middle
+    squares = weight[:, : int(inside[-1]) + 1]
+    squares = squares.div_(1 - squares).square_()
+    own, total = values[: squares.shape[1]], values.new_zeros(len(values))
+    heads = torch.zeros_like(rows.positions) if rows.heads is None else rows.heads
+    present = torch.unique(heads).tolist()
+    for head in present:
+        mine = slice(None) if len(present) == 1 else heads == head
         metric = _metric(rows, head, values)
-        felt = own @ metric
-        part, seen = squares[mine], output[mine]
-        total += (felt * own).sum(1) * part.sum(0) - 2 * (felt * (part.T @ seen)).sum(1)
-        total += part.T @ ((seen @ metric) * seen).sum(1)
-        lost = mine & heavy & (column >= 0)
-        cost = top[lost].square() * ((away[lost] @ metric) * away[lost]).sum(1)
-        total.scatter_add_(0, column[lost], cost)
-    return total.clamp_min(0)
+        felt, seen = own @ metric, output[mine]
+        size = ((seen @ metric) * seen).sum(1, keepdim=True)
+        sums = (torch.cat([seen, size, torch.ones_like(size)], 1).T @ squares[mine]).T
+        crossed, size, count = sums.split([values.shape[1], 1, 1], 1)
+        total[: len(own)] += (felt * (own * count - 2 * crossed)).sum(1) + size[:, 0]
+        lost = heads[heavy] == head
+        cost = ((away[lost] @ metric) * away[lost]).sum(1)
+        total.index_add_(0, at[lost, 0], cost)
+    return total[inside].clamp_min(0)
 
 
 def _metric(rows: Context, head: int, like: Tensor) -> Tensor:
