@@ -258,7 +258,7 @@ def test_sizes_by_exact_errors_cost_less_than_equal_ones() -> None:
     asked = Text(found, found.ids(int(found.texts[0])), found.prefill)
     rule, metric = found.rules["fisher"], asked.prompt.metric
     assert metric is not None
-    calls = asked.prompt.references["replay"]
+    calls = list(asked.prompt.calls("replay"))
     for share in (0.2, 0.4, 0.7):
         one, other = (choose(asked.prompt, rule, share, split) for split in ("cut", "exact"))
         counts = [sum(int(rows.sum()) for rows in x.kept.values()) for x in (one, other)]
@@ -276,7 +276,7 @@ def test_a_share_of_the_prompt_is_replayed(monkeypatch: pytest.MonkeyPatch) -> N
     ids = found.ids(int(found.texts[0]))[:, : found.prefill]
     settings = Settings(8, 1, 2, 0.5)
     prompt = Prompt(found.loaded.model, ids, [found.rules["kvzip"]], {}, None, settings)
-    pieces = [call.key.shape[2] - 60 for call in prompt.references["replay"] if call.layer == 0]
+    pieces = [call.key.shape[2] - 60 for call in prompt.calls("replay", 0)]
     assert pieces == [10, 10, 10]
     whole = Prompt(found.loaded.model, ids, [found.rules["kvzip"]], {}, None, Settings(8, 1, 2))
     for place, score in prompt.replayed.items():

@@ -36,8 +36,8 @@ def test_values_are_those_of_a_ridge_regression(text: Text) -> None:
     assert prompt.metric is not None
     rows, missing = [], []
     at = choice.kept[layer][kv].nonzero()[:, 0]
-    for kind, calls in prompt.references.items():
-        own = [call for call in calls if call.layer == layer]
+    for kind in prompt.references:
+        own = list(prompt.calls(kind, layer))
         for call in own:
             left = with_kept(call, choice.sparing(prompt.spared[kind]).left(call))[0]
             for head in range(call.shared):
@@ -62,9 +62,10 @@ def test_errors_fall_at_the_queries_that_values_are_fitted_to(text: Text) -> Non
     choice = choose(prompt, text.source.rules["fisher"], 0.4, "cut")
     found = refit(prompt, choice)
     assert prompt.metric is not None
-    for kind, calls in prompt.references.items():
+    for kind in prompt.references:
         before, after = (
-            predicted(prompt.metric, calls, x.sparing(prompt.spared[kind])) for x in (choice, found)
+            predicted(prompt.metric, prompt.calls(kind), x.sparing(prompt.spared[kind]))
+            for x in (choice, found)
         )
         assert after < before
     inside = predicted(
@@ -73,14 +74,17 @@ def test_errors_fall_at_the_queries_that_values_are_fitted_to(text: Text) -> Non
     assert price(prompt, found).kl > inside
 
 
-def test_the_price_is_by_queries_that_values_were_not_fitted_to(text: Text) -> None:
+def test_the_price_is_by_queries_that_values_were_not_fitted_to(
+    text: Text, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Fitted to every second query by the same function, priced by the others."""
     prompt = text.prompt
     choice = choose(prompt, text.source.rules["fisher"], 0.4, "cut")
     # one ridge for all, or the halves would have another
     whole, found = refit(prompt, choice), price(prompt, refit(prompt, choice))
     assert prompt.metric is not None
-    everything, costs = prompt.references, []
+    everything = {kind: list(prompt.calls(kind)) for kind in prompt.references}
+    costs = []
     for i in range(2):
         half, rest = (
             {
@@ -89,9 +93,13 @@ def test_the_price_is_by_queries_that_values_were_not_fitted_to(text: Text) -> N
             }
             for j in (i, 1 - i)
         )
-        prompt.references = half
-        fitted = refit(prompt, choice)
-        prompt.references = everything
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                prompt,
+                "calls",
+                lambda kind, layer, half=half: [x for x in half[kind] if x.layer == layer],
+            )
+            fitted = refit(prompt, choice)
         spared = fitted.sparing(prompt.spared["last"])
         costs.append(predicted(prompt.metric, rest["last"], spared))
     # the ridge is relative to the mean of |row of W|^2, which differs a little between halves

@@ -225,7 +225,7 @@ def _by_exact_error(
     steps, sizes = [], {}
     known: dict[Place, list[tuple[Tensor, Tensor]]] = {}
     for kind, calls in prompt.references.items():
-        for call in calls:
+        for call in prompt.calls(kind):
             found = _costs(prompt, call, scores, sure, prompt.spared[kind])
             for kv, (n, cost) in enumerate(found):
                 known.setdefault((call.layer, kv), []).append((n, cost / len(calls)))

@@ -60,7 +60,7 @@ def nats(metric: FisherMetric, errors: Iterable[tuple[int, Tensor]]) -> dict[int
     return {layer: torch.stack(pieces).mean(0) for layer, pieces in found.items()}
 
 
-def predicted(metric: FisherMetric, calls: Sequence[AttentionCall], choice: Choice) -> float:
+def predicted(metric: FisherMetric, calls: Iterable[AttentionCall], choice: Choice) -> float:
     """The predicted loss of a choice at the queries of these calls, all heads together."""
     found = nats(metric, ((call.layer, head_errors(call, choice)) for call in calls))
     return float(sum(x.sum() for x in found.values()))
@@ -84,7 +84,7 @@ def price(prompt: Prompt, choice: Choice) -> Price:
     """
     assert prompt.metric is not None
     found = choice.losses or {
-        kind: predicted(prompt.metric, calls, choice.sparing(prompt.spared[kind]))
+        kind: predicted(prompt.metric, prompt.calls(kind), choice.sparing(prompt.spared[kind]))
         for kind, calls in prompt.references.items()
         if calls
     }

@@ -75,7 +75,8 @@ class Prompt:
         self.settings = settings or Settings()
         self.contexts: dict[Place, Context] = {}
         self.replayed: dict[tuple[str, Place], Tensor] = {}
-        # queries by which choices are priced, and the last keys of the prompt that stay for them
+        # queries by which choices are priced (``calls`` adds the prompt's keys to replayed ones),
+        # and the last keys of the prompt that stay for them
         self.references: dict[str, list[AttentionCall]] = {"last": [], "replay": []}
         self.spared = {"last": min(self.settings.observe, ids.shape[1] // 2), "replay": 0}
         self._sink = sink
@@ -128,6 +129,22 @@ class Prompt:
         held = torch.stack([self.held_by((call.layer, kv)) for kv in range(call.kv_heads)])
         held = held.repeat_interleave(call.shared, 0)[None, :, None]
         self.references["last"] = [*others, with_kept(last, Kept(held))[0]]
+
+    def calls(self, kind: str, layer: int | None = None) -> Iterator[AttentionCall]:
+        """The reference queries of one kind, of all layers or of one, with all their keys; those of
+        the prompt are held once.
+        """
+        for call in self.references[kind]:
+            if layer is not None and call.layer != layer:
+                continue
+            if kind == "replay":
+                held = self.held.cache.layers[call.layer]
+                key, value = (
+                    torch.cat(pair, 2)
+                    for pair in ((held.keys, call.key), (held.values, call.value))
+                )
+                call = replace(call, key=key, value=value)
+            yield call
 
     def _output(self, layer: int, own: slice) -> Tensor | None:
         return self.outputs[layer][own] if layer in self.outputs else None
@@ -201,7 +218,12 @@ class Prompt:
             if slope is None:
                 many = max(8, REFERENCE * CHUNK // max(CHUNK, self.keys))  # of each piece
                 some = torch.linspace(0, len(rows) - 1, many, device=rows.device).round().long()
-                self.references["replay"].append(call.take(some))
+                own_keys, own_values = (
+                    x[:, :, self.keys :].clone() for x in (call.key, call.value)
+                )
+                self.references["replay"].append(
+                    replace(call.take(some), key=own_keys, value=own_values)
+                )
 
         def after(call: AttentionCall, out: Tensor) -> Tensor:
             see(call, out)

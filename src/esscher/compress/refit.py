@@ -68,13 +68,10 @@ def chosen(
 def refit(prompt: Prompt, choice: Choice, ridge: float = RIDGE) -> Choice:
     """The choice with refitted values, and its predicted loss by kind of queries."""
     assert prompt.metric is not None
-    calls: dict[int, list[tuple[str, AttentionCall]]] = {}
-    for kind, own in prompt.references.items():
-        for call in own:
-            calls.setdefault(call.layer, []).append((kind, call))
     spared = {kind: choice.sparing(last).kept for kind, last in prompt.spared.items()}
     values, losses = {}, dict.fromkeys((k for k, own in prompt.references.items() if own), 0.0)
-    for layer, known in calls.items():
+    for layer in choice.kept:
+        known = [(kind, call) for kind in losses for call in prompt.calls(kind, layer)]
         kinds = [kind for kind, _ in known]
         rows = []
         for kind, call in known:
