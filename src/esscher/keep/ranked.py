@@ -343,7 +343,7 @@ def removal_cost(rows: Context) -> Tensor:
         felt, seen = own @ metric, output[mine]
         size = ((seen @ metric) * seen).sum(1, keepdim=True)
         sums = (torch.cat([seen, size, torch.ones_like(size)], 1).T @ squares[mine]).T
-        crossed, size, count = sums.split([values.shape[1], 1, 1], 1)
+        crossed, size, count = torch.split(sums, [values.shape[1], 1, 1], 1)
         total[: len(own)] += (felt * (own * count - 2 * crossed)).sum(1) + size[:, 0]
         lost = heads[heavy] == head
         cost = ((away[lost] @ metric) * away[lost]).sum(1)
