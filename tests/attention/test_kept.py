@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import esscher as es
-from esscher.attention import finite as by_places
+from esscher.attention import finite
 from esscher.keep import rule as blocks
 from esscher.keep.rule import Chance
 from tests.keep.table import RULES
@@ -79,7 +79,7 @@ def dense(text: str, n: int | None, q: Any, k: Any, v: Any, **options: Any) -> t
 @pytest.fixture(params=["one block", "many blocks"])
 def several(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "many blocks":
-        monkeypatch.setattr(by_places, "NEIGHBOURS", 8)
+        monkeypatch.setattr(finite, "PAIRS", 5 * KEYS)
         monkeypatch.setattr(blocks, "PAIRS", 5 * KEYS)
 
 
@@ -165,7 +165,7 @@ def test_heads_of_leading_axes_decide_by_themselves(text: str) -> None:
     ],
 )
 def test_gradients_are_those_of_masked_dense(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(by_places, "NEIGHBOURS", 16)
+    monkeypatch.setattr(finite, "PAIRS", 16 * KEYS)
     places = torch.arange(KEYS)
     found, expected = (tuple(x.clone().requires_grad_(True) for x in tensors()) for _ in range(2))
     es.attend(
@@ -246,46 +246,13 @@ class Largest(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "window:60",
-        "sinks:4+recent:60",
-        "global:0,9+window:9",
-    ],
-)
-def test_what_places_decide_makes_nothing_of_the_size_of_all_pairs(text: str) -> None:
-    """Nor of a block of queries times all keys: four times the input is the most, and a block's own
-    mask.
-    """
-    size = 4096
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(size, 16, generator=generator) for _ in range(3))
-    with Largest() as largest:
-        es.attend(q, k, v, keep=text, positions=torch.arange(size))
-    assert largest.numbers <= 4 * size * 16
-    assert largest.numbers < by_places.NEIGHBOURS * size
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "topk:8",
-        "heavy:8",
-        "keynorm:64",
-        "expected:8",
-        "sinks:4+recent",
-        "recent:1+random:0.01",
-        "recent:1+neyman:8:shared",
-    ],
-)
-def test_what_scores_decide_is_streamed(text: str) -> None:
+@pytest.mark.parametrize("text", ["window:60", "sinks:4+recent:60", "topk:8", "keynorm:64"])
+def test_what_each_query_decides_is_streamed(text: str) -> None:
     size = 2048
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(size, 8, generator=generator) for _ in range(3))
     with Largest() as largest:
-        n = 64 if text.endswith("recent") else None
-        es.attend(q, k, v, keep=text, n=n, positions=torch.arange(size), generator=generator)
+        es.attend(q, k, v, keep=text, positions=torch.arange(size))
     assert largest.numbers <= blocks.PAIRS < size**2 / 4
 
 
@@ -332,8 +299,7 @@ def test_bad_input_is_refused_in_one_line(options: dict[str, Any], message: str)
     assert "\n" not in str(refused.value)
 
 
-def test_given_probabilities_of_each_query(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "PAIRS", 5 * KEYS)
+def test_given_probabilities_of_each_query() -> None:
     q, k, v = tensors(9)
     p = torch.rand(9, KEYS, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     found = es.attend(

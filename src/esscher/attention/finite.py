@@ -1,17 +1,12 @@
 """Attention on n tokens, streamed in flat memory: softmax (over all keys, nested prefixes, or the
 keys that a rule keeps), hardmax and linear.
-
-On the keys that a rule keeps: where positions alone decide (windows, first and last keys, given
-positions), a block of neighbouring queries looks only at the keys that one of them may keep.
-Otherwise a block of queries looks at all keys.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,10 +23,9 @@ from esscher.attention.state import (
 )
 from esscher.inputs import as_count, as_counts, finite_result
 from esscher.keep.context import Context
-from esscher.keep.rule import Chance, Part, Ranked, Rule, Union, blocks, parse
+from esscher.keep.rule import PAIRS, Chance, Rule, parse
 
 BLOCK = 1 << 22  # scores that hardmax holds at once
-NEIGHBOURS = 192  # queries at neighbouring positions with one set of keys
 # scores this close, relative to |q| |k_j|, are equal: repeated keys differ by rounding only
 TIE = 1e-12
 
@@ -61,9 +55,8 @@ def attend(
     (m,), and see no later key, or what ``mask`` says. ``n``: keys kept in all, for the part of the
     rule without a number. A rule with chance draws from ``generator``: for query after query and
     key after key u_ij uniform on [0, 1), kept where u_ij < p_ij; parts that are shared by the
-    queries draw one u_j for each key. Where positions decide (window, global, sinks and recent with
-    their numbers, and unions of these) a block of neighbouring queries looks only at keys that one
-    of them may keep; otherwise at all keys, a block of queries at a time.
+    queries draw one u_j for each key. Memory is that of all pairs of queries and keys where a rule
+    chooses by several queries or by chance, else of a block of queries.
     """
     q, k, v, scale, mask = attention_inputs(q, k, v, scale, mask)
     if keep is None:
@@ -89,9 +82,6 @@ def attend(
 
 # ---- on the keys that a rule keeps
 
-# rows of queries, keys that one of them keeps, which keys each keeps, and their weights
-Block = tuple[Tensor, Tensor, Tensor, Tensor | None]
-
 
 def attend_kept(
     q: Tensor, k: Tensor, v: Tensor, context: Context, rule: Rule, n: int | None, generator: Any
@@ -104,106 +94,29 @@ def attend_kept(
             f"generator: {names} keeps keys by chance; expected a torch.Generator, got"
             f" {generator!r}"
         )
-    rule.check(context, n)
-    by_position = all(part.near(0, 0) is not None for part in rule.parts)
-    if by_position and context.mask is None:
-        found = _by_position(rule, context.positions)
-    else:
-        found = _by_score(*precomputed(rule, context, n), context, generator)
-    order, outs, blind = [], [], 0
-    for rows, keys, mask, weight in found:
-        if len(keys) == 0:
-            keys, mask, weight = keys.new_zeros(1), mask.new_zeros(len(rows), 1), None
-        bias = mask if weight is None else weight.log().masked_fill(~mask, -torch.inf)
-        out, lse = attend_block(q[rows], k[keys], v[keys], context.scale, bias)
+    # each query decides by itself: some at a time
+    together = bool(chances) or n is not None or any(part.observes for part in rule.parts)
+    step = len(q) if together else max(1, PAIRS // context.keys)
+    outs, blind = [], 0
+    for rows in torch.split(torch.arange(len(q), device=context.k.device), step):
+        kept = rule.include(context.take(rows), n)
+        mask, bias = kept.sure, kept.sure
+        if chances:
+            one = all(part.shared for part in chances)
+            shape, on = (1 if one else len(rows), context.keys), generator.device
+            drawn = torch.rand(shape, generator=generator, device=on, dtype=torch.float64)
+            mask = bias = drawn.to(mask.device) < kept.probability
+        if kept.weight is not None:
+            bias = kept.weight.log().masked_fill(~mask, -torch.inf)
+        out, lse = attend_block(q[rows], k, v, context.scale, bias)
         blind += int((lse == -torch.inf).sum())
-        order.append(rows)
         outs.append(out)
     if blind:
         raise ValueError(
             f"keep: {blind} of {len(q)} queries keep no key, so attention is undefined there; "
             "add a part that keeps one surely, such as recent:1"
         )
-    return torch.cat(outs)[torch.cat(order).argsort()]
-
-
-def _by_position(rule: Rule, positions: Tensor) -> Iterator[Block]:
-    """Blocks of queries in the order of their positions, with the keys that these may keep."""
-    for rows in torch.split(positions.argsort(stable=True), NEIGHBOURS):
-        at = positions[rows][:, None]
-        near = [part.near(int(at[0]), int(at[-1])) for part in rule.parts]
-        keys = torch.unique(torch.cat([keys for keys in near if keys is not None]))
-        keys = keys.to(at.device)
-        mask = torch.zeros(len(rows), len(keys), dtype=torch.bool, device=at.device)
-        for part in rule.parts:
-            mask |= part.keeps(at, keys)
-        yield rows, keys, mask & (keys <= at), None
-
-
-def _by_score(rule: Rule, n: int | None, context: Context, generator: Any) -> Iterator[Block]:
-    """Blocks of queries that look at all keys."""
-
-    def uniform(*shape: int) -> Tensor:
-        drawn = torch.rand(shape, generator=generator, device=generator.device, dtype=torch.float64)
-        return drawn.to(context.k.device)
-
-    chances = [part for part in rule.parts if isinstance(part, Chance)]
-    shared = all(part.shared for part in chances)
-    once = uniform(context.keys) if chances and shared else None
-    for rows, seen in blocks(context):
-        part = Union(
-            tuple(one.take(rows) if isinstance(one, Chance) else one for one in rule.parts)
-        )
-        mask, weight = part.filled(seen, part.held(seen), n), None
-        if chances:
-            kept = part.decide(seen, mask, n)
-            drawn = uniform(len(rows), context.keys) if once is None else once
-            mask, weight = drawn < kept.probability, kept.weight
-        keys = mask.any(0).nonzero()[:, 0]
-        yield rows, keys, mask[:, keys], None if weight is None else weight[:, keys]
-
-
-@dataclass(frozen=True, eq=False)
-class _GivenOrder(Ranked):
-    """A ranking whose order of the keys (N,) was computed from all queries."""
-
-    name: ClassVar[str] = "order"
-    size: int | None
-    given: Tensor = field(repr=False)
-
-    def order(self, context: Context) -> Tensor:
-        return self.given
-
-
-def precomputed(rule: Rule, context: Context, n: int | None) -> tuple[Rule, int | None]:
-    """The rule with the numbers that it finds from all queries together, so that blocks of queries
-    can follow it one by one, and n where the rule still leaves a number open.
-    """
-
-    def ordered(part: Part) -> Part:
-        if not isinstance(part, Ranked) or part.per_query or part.near(0, 0) is not None:
-            return part
-        order = part.order(context)
-        return part if order.ndim == 2 else _GivenOrder(part.size, order)
-
-    def seen(is_open: bool) -> Iterator[tuple[Context, Tensor, Tensor | None]]:
-        """What the chance of a key depends on, for blocks of queries."""
-        for _, block in blocks(context):
-            sure = ranked.filled(block, ranked.held(block), n)
-            wanted = n - sure.sum(1).double() if is_open and n is not None else None
-            yield block, block.visible & ~sure, wanted
-
-    ranked = Union(tuple(ordered(part) for part in rule.parts))
-    if n is not None:
-        held = sum(int(ranked.held(block).sum()) for _, block in blocks(context))
-        rule.check_least(n, held / len(context.q))
-    found = Union(
-        tuple(
-            part.precomputed(seen(part.is_open)) if isinstance(part, Chance) else part
-            for part in ranked.parts
-        )
-    )
-    return found, n if found.free else None
+    return torch.cat(outs)
 
 
 # ---- on nested prefixes, by hardmax, linear

@@ -39,7 +39,6 @@ from esscher.attention.limit import limit
 from esscher.errors.curve import ErrorCurve, QueryErrors, concatenate, side_by_side
 from esscher.errors.keep_curve import KeepErrors
 from esscher.errors.nodes import error_from_nodes, error_of_kept, line_nodes
-from esscher.errors.query_laws import is_multiple_of_identity
 from esscher.inputs import as_counts
 from esscher.keep.chance import Neyman, Random
 from esscher.keep.context import Context
@@ -47,7 +46,7 @@ from esscher.keep.ranked import TopK
 from esscher.keep.rule import Rule
 from esscher.measures.base import Measure
 from esscher.measures.line import Line, graded
-from esscher.measures.matrices import product
+from esscher.measures.matrices import is_multiple_of_identity, product
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]

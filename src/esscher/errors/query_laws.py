@@ -14,13 +14,12 @@ import numpy.typing as npt
 import scipy.stats
 import torch
 from numpy.polynomial import chebyshev
-from torch import Tensor
 
 from esscher.attention.head import Head
 from esscher.errors.curve import ErrorCurve, QueryErrors
 from esscher.errors.gaussian import S_MAX, gaussian_error_slopes
 from esscher.measures.base import Measure
-from esscher.measures.matrices import is_diagonal, product
+from esscher.measures.matrices import is_diagonal, is_multiple_of_identity, product
 
 Floats = npt.NDArray[np.float64]
 
@@ -90,11 +89,6 @@ def _turns_alike(head: Head, measure: Measure) -> bool:
         return False
     A = head.A.double()
     return A.shape[0] == A.shape[1] and is_multiple_of_identity(product(A.T, A), 1e-13)
-
-
-def is_multiple_of_identity(gram: Tensor, tol: float) -> bool:
-    size = float(gram.diagonal().mean())
-    return bool((gram - size * torch.eye(len(gram)).to(gram)).abs().max() <= tol * size)
 
 
 def relative_change(before: Floats, found: Floats) -> float:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Any, ClassVar
 
@@ -51,11 +51,6 @@ class Importance(Chance):
     def probability(self, context: Context, rest: Tensor, wanted: Tensor | None) -> Tensor:
         given: Tensor = self.given.to(rest.device)
         return rest * given
-
-    def take(self, rows: Tensor) -> Chance:
-        if self.given.ndim == 1:
-            return self
-        return replace(self, given=self.given[rows.to(self.given.device)])
 
     def text(self) -> str:
         """Its name: given probabilities cannot be written, and no text is read as them."""
@@ -114,17 +109,6 @@ class Random(Chance):
             return rest.double() * self.share
         assert wanted is not None
         return rest.double() * share_of(wanted, rest.sum(1))
-
-    def precomputed(self, seen: Iterable[tuple[Context, Tensor, Tensor | None]]) -> Chance:
-        if self.share is not None:
-            return self
-        keys, counts = 0, []
-        for context, rest, wanted in seen:
-            assert wanted is not None
-            keys = context.keys
-            counts.append(torch.stack([wanted, rest.sum(1).double()]))
-        share = share_of(*torch.cat(counts, 1))
-        return Importance(torch.full((keys,), share, dtype=torch.float64), self.reweight)
 
 
 def share_of(wanted: Tensor, rest: Tensor) -> float:
@@ -226,21 +210,6 @@ class Neyman(Chance):
             counts = counts.mean(0, keepdim=True)
         for p in fill_up(gains, counts):
             yield p * rest
-
-    def precomputed(self, seen: Iterable[tuple[Context, Tensor, Tensor | None]]) -> Chance:
-        if not self.shared:
-            return self
-        squares: Tensor | float = 0.0
-        count, queries = 0.0, 0
-        for context, rest, wanted in seen:
-            squares = squares + (gain(context) * rest).square().sum(0, keepdim=True)
-            count += float(self.size or 0) * len(rest) if wanted is None else float(wanted.sum())
-            queries += len(rest)
-        assert isinstance(squares, Tensor)
-        together = (squares / queries).sqrt()
-        return Importance(
-            next(fill_up(together, together.new_tensor([[count / queries]])))[0], shared=True
-        )
 
 
 def gain(context: Context, *, behind_output: bool = False) -> Tensor:

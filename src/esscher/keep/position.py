@@ -24,12 +24,6 @@ class Sinks(Ranked):
     def order(self, context: Context) -> Tensor:
         return -context.index
 
-    def near(self, first: int, last: int) -> Tensor | None:
-        return None if self.size is None else torch.arange(self.size)
-
-    def keeps(self, position: Tensor, key: Tensor) -> Tensor:
-        return key < (self.size or 0)
-
 
 @dataclass(frozen=True)
 class Recent(Ranked):
@@ -44,12 +38,6 @@ class Recent(Ranked):
         index = context.index
         return index if context.mask is None else -(index - context.positions[:, None]).abs()
 
-    def near(self, first: int, last: int) -> Tensor | None:
-        return None if self.size is None else torch.arange(max(0, first + 1 - self.size), last + 1)
-
-    def keeps(self, position: Tensor, key: Tensor) -> Tensor:
-        return key > position - (self.size or 0)
-
 
 @dataclass(frozen=True)
 class Window(Pattern):
@@ -60,9 +48,6 @@ class Window(Pattern):
 
     def __post_init__(self) -> None:
         as_size(self.width, "window")
-
-    def near(self, first: int, last: int) -> Tensor:
-        return torch.arange(max(0, first - self.width), last + 1)
 
     def keeps(self, position: Tensor, key: Tensor) -> Tensor:
         return (key - position).abs() <= self.width
@@ -101,9 +86,6 @@ class Global(Pattern):
                 f"global: expected positions below {context.keys}, the number of keys, got"
                 f" {max(self.at)}"
             )
-
-    def near(self, first: int, last: int) -> Tensor:
-        return torch.tensor(self.at)
 
     def keeps(self, position: Tensor, key: Tensor) -> Tensor:
         return torch.isin(key, torch.tensor(self.at, device=key.device)) & (position >= 0)

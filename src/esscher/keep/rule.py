@@ -15,7 +15,7 @@ import inspect
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -257,18 +257,6 @@ class Part(Rule):
         """Keys that it always keeps by its own number, (m, N) or (N,)."""
         return torch.zeros_like(context.visible)
 
-    def near(self, first: int, last: int) -> Tensor | None:
-        """Keys that causal queries from position ``first`` to ``last`` may keep, in any order;
-        None where positions alone do not say it.
-        """
-        return None
-
-    def keeps(self, position: Tensor, key: Tensor) -> Tensor:
-        """Whether a query at a position keeps a key that it sees; both broadcast. For patterns, and
-        for parts with ``near``.
-        """
-        raise NotImplementedError
-
     def text(self) -> str:
         """``name:number:flag:key=value``; what has its default is left out."""
         words = [self.name]
@@ -293,6 +281,10 @@ def _written(value: object) -> str:
 
 class Pattern(Part):
     """Keys by their positions alone, all of them kept."""
+
+    @abstractmethod
+    def keeps(self, position: Tensor, key: Tensor) -> Tensor:
+        """Whether a query at a position keeps a key that it sees; both broadcast."""
 
     def surely(self, context: Context) -> Tensor:
         return self.keeps(context.positions[:, None], context.index)
@@ -369,16 +361,6 @@ class Chance(Part):
         """
         for count in wanted:
             yield self.probability(context, rest, count)
-
-    def precomputed(self, seen: Iterable[tuple[Context, Tensor, Tensor | None]]) -> Chance:
-        """The part with the numbers that it finds from all queries together; ``seen``: what
-        ``probability`` takes, for blocks of queries.
-        """
-        return self
-
-    def take(self, rows: Tensor) -> Chance:
-        """The part for some of the queries."""
-        return self
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,12 @@ def is_diagonal(matrix: Float64[Tensor, "r c"]) -> bool:
     return int(torch.count_nonzero(matrix)) == int(torch.count_nonzero(matrix.diagonal()))
 
 
+def is_multiple_of_identity(matrix: Float64[Tensor, "d d"], tol: float) -> bool:
+    """Up to ``tol`` times its diagonal."""
+    size = float(matrix.diagonal().mean())
+    return bool((matrix - size * torch.eye(len(matrix)).to(matrix)).abs().max() <= tol * size)
+
+
 def product(left: Float64[Tensor, "r m"], right: Float64[Tensor, "m c"]) -> Float64[Tensor, "r c"]:
     """left @ right, in O(r c) where a factor is diagonal."""
     if is_diagonal(left):
