@@ -30,7 +30,7 @@ def main(path: str) -> None:
     print(f"{'exponent of the':<24}{'with':<12}{'rank correlation':>17}   95 % interval")
     for name in known:
         for other in ("horizon2", "coupling"):
-            value, low, high = rank_correlation(heads[name].to_numpy(), heads[other].to_numpy(), 0)
+            value, low, high = rank_correlation(heads[name], heads[other])
             print(f"{NAMES[name]:<24}{other:<12}{value:>17.2f}   [{low:.2f}, {high:.2f}]")
     print()
     print(

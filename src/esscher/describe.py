@@ -23,9 +23,9 @@ from esscher.hf.gguf import skeleton
 from esscher.hf.gradients import DRAWS
 from esscher.hf.loading import Loaded, outline_of, positions, task_of
 from esscher.probe.job import check_asked
-from esscher.probe.pools import PLACES
 from esscher.probe.session import Session, session_on, window_length
 from esscher.probe.spec import KEYS, ProbeSpec
+from esscher.probe.statistics.frontier import PLACES
 
 DEFAULT = ProbeSpec()
 BLOCK = 1 << 28  # bytes of one block of windows and of scores, roughly

@@ -86,7 +86,7 @@ def test_parts_and_blocks_of_layers_change_nothing(
 
 def test_a_large_corpus_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pool is so many tokens, evenly spread: against attention on these tokens alone; heads as
-    asked for, with agreement.
+    asked for.
     """
     monkeypatch.setattr(moments, "POOL", 120)
     model, words = tiny_model("llama")
@@ -104,7 +104,6 @@ def test_a_large_corpus_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert {head for head, _ in truth} == {1, 2, 3, WHOLE_LAYER}
     for (head, metric), curve in truth.items():
         np.testing.assert_allclose(rows_of(run, 1, head, metric)["rms"], curve.rms, rtol=1e-4)
-    assert "agreement" in run.tables
     with pytest.raises(ValueError, match="moments_n: the pool has 120 keys, got n = 121"):
         es.probe(model, few_texts(), out=tmp_path / "more", **{**given, "moments_n": "8,121"})
 
@@ -144,7 +143,7 @@ def test_a_killed_probe_resumes_to_the_same_moments(tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["resume", str(tmp_path / "killed")])
     assert not stop.value.code
-    for name in ("heads", "layers", "curves", "agreement"):
+    for name in ("heads", "layers", "curves"):
         one, other = (
             (tmp_path / run / f"{name}.parquet").read_bytes() for run in ("whole", "killed")
         )

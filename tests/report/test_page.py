@@ -398,29 +398,9 @@ def test_layers(visit: Visit, atlas_page: Path) -> None:
     assert "Whole layers: mean of the output" in page.texts("#layers h3")
 
 
-def test_ranks_of_predicted_and_measured_exponents(
-    visit: Visit, atlas_page: Path, tmp_path: Path
-) -> None:
-    """With sampled moments a table of rank correlations; without them the line that [B]'s rate is
-    of something else.
-    """
+def test_the_rate_of_the_paper_is_of_something_else(visit: Visit, atlas_page: Path) -> None:
     page = visit(atlas_page)
     assert "does not speak of the L2 error" in page.text("#scatter .soft")
-    ranks = {
-        "over": ["heads"],
-        "predicted": ["beta_paper"],
-        "measured": ["beta_fit"],
-        "rho": [0.25],
-        "rho_low": [0.125],
-    }
-    tables = atlas_tables(2, 3) | {"agreement": ranks | {"rho_high": [0.5], "count": [6]}}
-    page = visit(write_report([store_run(tmp_path / "run", ProbeLike(), tables)]))
-    assert page.texts("#scatter tbody td")[:4] == [
-        "heads",
-        "exponent proved if Gaussian",
-        "measured exponent",
-        "0.25",
-    ]
 
 
 def test_a_column_from_outside_is_shown(

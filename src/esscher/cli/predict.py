@@ -202,7 +202,7 @@ def _record(
 ) -> dict[str, Any]:
     """The result as JSON has it."""
     of_curve = "origin kind accuracy scale n rms query_stderr pool_stderr relative q95 slope"
-    of_curve += " slope_stderr effective_tokens"
+    of_curve += " effective_tokens"
     of_prediction = "name source formula status quantity applies unmet exponent units"
     predicted = []
     for p in found:

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 PLACES = 7  # digits of the number of a layer, a head or a token
 MOST_THREADS = 8  # of one process: more of them wait for each other
 PERCENT = "10"  # error that the summary speaks of
-TABLES = ("heads", "budget", "layers", "agreement", "about")
+TABLES = ("heads", "budget", "layers", "about")
 HEADS = ["layer", "head", "regime", "tokens_needed_10pct", "beta_fit", "effective_tokens"]
 RULES = ["rule", "chosen", "ratio", "worst_head", "worst"]
 

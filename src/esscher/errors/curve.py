@@ -82,6 +82,18 @@ def _joined(parts: Sequence[QueryErrors], names: tuple[str, ...], axis: int) -> 
     return replace(parts[0], **known, accuracy=max(part.accuracy for part in parts))
 
 
+def rms_stderr(squares: Floats) -> Floats:
+    """Standard error of the root of the mean of independent squared errors (count, len n); NaN for
+    a single one.
+    """
+    if len(squares) < 2:
+        return np.full(squares.shape[1:], np.nan)
+    spread, rms = squares.std(axis=0, ddof=1), np.sqrt(squares.mean(axis=0))
+    # an error of exactly 0 has no relative spread
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(spread == 0, 0.0, spread / np.sqrt(len(squares)) / (2.0 * rms))
+
+
 @dataclass(frozen=True, repr=False)
 class ErrorCurve:
     """Root mean square error against the limit at each n.
@@ -101,7 +113,6 @@ class ErrorCurve:
     scale: float = float("nan")
     stderr: Floats = field(default_factory=lambda: np.zeros(0))
     query_stderr: Floats = field(default_factory=lambda: np.zeros(0))
-    slope_stderr: Floats | None = None  # of slope, from drawing the queries of a law
     # of rms, from a drawn pool that stands for the law of the tokens
     pool_stderr: Floats | None = None
     # 95 % quantile over queries (exact) or repeats (Monte Carlo) of the error's norm
@@ -196,19 +207,13 @@ class ErrorCurve:
         """The Monte Carlo curve of squared errors (repeats, len n); one repeat has no standard
         error.
         """
-        rms = np.sqrt(samples.mean(axis=0))
-        repeats = len(samples)
-        # an error of exactly 0 has no relative spread
-        with np.errstate(divide="ignore", invalid="ignore"):
-            spread = samples.std(axis=0, ddof=1) if repeats > 1 else np.full_like(rms, np.nan)
-            stderr = np.where(spread == 0, 0.0, spread / np.sqrt(repeats) / (2.0 * rms))
         return cls(
             n=n,
-            rms=rms,
+            rms=np.sqrt(samples.mean(axis=0)),
             kind="montecarlo",
             metric=metric,
             scale=scale,
-            stderr=stderr,
+            stderr=rms_stderr(samples),
             # the limit's own error may have been taken off
             q95=np.sqrt(np.quantile(samples, 0.95, axis=0).clip(min=0)),
             accuracy=accuracy,

@@ -16,7 +16,7 @@ import torch
 from numpy.polynomial import chebyshev
 
 from esscher.attention.head import Head
-from esscher.errors.curve import ErrorCurve, QueryErrors
+from esscher.errors.curve import ErrorCurve, rms_stderr
 from esscher.errors.gaussian import S_MAX, gaussian_error_slopes
 from esscher.measures.base import Measure
 from esscher.measures.matrices import is_diagonal, is_multiple_of_identity, product
@@ -103,31 +103,8 @@ def drawn(curve: ErrorCurve, seed: int) -> ErrorCurve:
     """
     assert curve.queries is not None
     mse = curve.queries.mse
-    count = len(mse)
-    # an error of exactly 0 has no relative spread
-    with np.errstate(divide="ignore", invalid="ignore"):
-        spread = mse.std(axis=0, ddof=1) if count > 1 else np.full(curve.n.size, np.nan)
-        stderr = np.where(spread == 0, 0.0, spread / math.sqrt(count) / (2.0 * curve.rms))
-        rising = (
-            None
-            if curve.slope is None or curve.queries.dmse_dlogn is None
-            else _slope_stderr(curve.queries, curve.slope)
-        )
-    origin = f"{curve.origin}; mean over {count} queries drawn from their law (seed {seed})"
-    return replace(curve, query_stderr=stderr, slope_stderr=rising, origin=origin)
-
-
-def _slope_stderr(queries: QueryErrors, slope: Floats) -> Floats:
-    """Of slope = mean(dmse/dlog n) / (2 mean(mse)), a ratio of means: the spread of dmse / 2 -
-    slope mse over the queries.
-    """
-    assert queries.dmse_dlogn is not None
-    count = len(queries.mse)
-    if count < 2:
-        return np.full(slope.shape, np.nan)
-    rest = 0.5 * queries.dmse_dlogn - slope * queries.mse
-    found: Floats = rest.std(axis=0, ddof=1) / math.sqrt(count) / queries.mse.mean(axis=0)
-    return np.nan_to_num(found, nan=0.0)  # no error at all has no slope
+    origin = f"{curve.origin}; mean over {len(mse)} queries drawn from their law (seed {seed})"
+    return replace(curve, query_stderr=rms_stderr(mse), origin=origin)
 
 
 # ---- Gaussian queries on Gaussian tokens, integrated: no query is drawn.

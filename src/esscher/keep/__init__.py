@@ -1,6 +1,6 @@
 """Which keys a query keeps: rules give inclusion probabilities and weights, and combine with |."""
 
-from esscher.keep.chance import AdaptiveRest, Importance, MagicPIG, Neyman, Random
+from esscher.keep.chance import Neyman, Random
 from esscher.keep.context import Context
 from esscher.keep.named import (
     H2O,
@@ -11,7 +11,6 @@ from esscher.keep.named import (
     RestKV,
     SnapKV,
     StreamingLLM,
-    VAttention,
 )
 from esscher.keep.position import Global, Recent, Sinks, Strided, Window
 from esscher.keep.ranked import (
@@ -42,7 +41,6 @@ from esscher.keep.rule import (
 __all__ = [
     "H2O",
     "TOVA",
-    "AdaptiveRest",
     "BigBird",
     "Chance",
     "Context",
@@ -52,7 +50,6 @@ __all__ = [
     "Global",
     "Heavy",
     "Impact",
-    "Importance",
     "Inclusion",
     "KVgrad",
     "KVzip",
@@ -60,7 +57,6 @@ __all__ = [
     "KeyNorm",
     "Longformer",
     "LowRank",
-    "MagicPIG",
     "Neyman",
     "Observed",
     "Pattern",
@@ -75,7 +71,6 @@ __all__ = [
     "Strided",
     "TopK",
     "Union",
-    "VAttention",
     "Window",
     "parse",
     "register",
@@ -83,7 +78,7 @@ __all__ = [
 ]
 
 for _rule in (
-    *(Random, Neyman, MagicPIG, AdaptiveRest, LowRank),
+    *(Random, Neyman, LowRank),
     *(Sinks, Recent, Window, Strided, Global),
     *(
         TopK,
@@ -99,5 +94,5 @@ for _rule in (
     ),
 ):
     register(_rule.name, _rule)
-for _named in (BigBird, H2O, Longformer, RestKV, SnapKV, StreamingLLM, TOVA, VAttention):
+for _named in (BigBird, H2O, Longformer, RestKV, SnapKV, StreamingLLM, TOVA):
     register(_named.__name__.lower(), _named)

@@ -2,90 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from statistics import NormalDist
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from esscher.inputs import as_tensor
 from esscher.keep.context import Context
-from esscher.keep.rule import Chance, as_between, as_fraction, as_size, ordered, refused
-
-
-@dataclass(frozen=True, eq=False)
-class Importance(Chance):
-    """Key j with the given probability, (N,) or (m, N); ``shared``: one draw of a key for all
-    queries.
-    """
-
-    name: ClassVar[str] = "importance"
-    given: Any = field(repr=False)
-    reweight: bool = True
-    shared: bool = False
-
-    def __post_init__(self) -> None:
-        given = as_tensor(self.given, "importance").detach().double()
-        if given.ndim not in (1, 2) or bool((given < 0).any()) or bool((given > 1).any()):
-            raise refused(
-                "importance: expected probabilities from 0 to 1, one for each key (and query)"
-            )
-        if self.shared and given.ndim == 2:
-            raise refused(
-                "importance: what queries share has one probability for each key, got shape"
-                f" {tuple(given.shape)}"
-            )
-        object.__setattr__(self, "given", given)
-
-    def check_numbers(self, context: Context) -> None:
-        shapes = (context.keys,), (len(context.q), context.keys)
-        if self.given.shape not in shapes:
-            raise refused(
-                f"importance: expected probabilities of shape {shapes[0]} or {shapes[1]}, got"
-                f" {tuple(self.given.shape)}"
-            )
-
-    def probability(self, context: Context, rest: Tensor, wanted: Tensor | None) -> Tensor:
-        given: Tensor = self.given.to(rest.device)
-        return rest * given
-
-    def text(self) -> str:
-        """Its name: given probabilities cannot be written, and no text is read as them."""
-        return self.name
-
-
-@dataclass(frozen=True)
-class MagicPIG(Chance):
-    """A key is kept if it falls into the query's bucket in at least 2 of ``tables`` tables of
-    ``bits`` signs each.
-
-    Signs of random projections agree with probability s = 1 - angle/pi; all bits of a table with r
-    = s^bits; so that p = 1 - (1 - r)^tables - tables r (1 - r)^(tables - 1). Keys are centred
-    first, as MagicPIG does.
-    """
-
-    name: ClassVar[str] = "magicpig"
-    per_query = True
-    bits: int = 10
-    tables: int = 150
-    reweight: bool = True
-
-    def __post_init__(self) -> None:
-        as_size(self.bits, "magicpig, bits")
-        as_size(self.tables, "magicpig, tables", least=2)
-
-    def probability(self, context: Context, rest: Tensor, wanted: Tensor | None) -> Tensor:
-        k = context.k.double() - context.k.double().mean(0)
-        cosine = (
-            torch.nn.functional.normalize(context.q.double(), dim=1)
-            @ torch.nn.functional.normalize(k, dim=1).T
-        )
-        same = (1 - torch.acos(cosine.clamp(-1, 1)) / math.pi) ** self.bits
-        apart = (1 - same) ** (self.tables - 1)
-        return rest * (1 - apart * (1 - same) - self.tables * same * apart).clamp(0, 1)
+from esscher.keep.rule import Chance, as_fraction, as_size, ordered
 
 
 @dataclass(frozen=True)
@@ -117,53 +42,6 @@ def share_of(wanted: Tensor, rest: Tensor) -> float:
     """
     others = float(rest.double().mean())
     return min(max(float(wanted.mean()) / others, 0.0), 1.0) if others else 0.0
-
-
-@dataclass(frozen=True)
-class AdaptiveRest(Chance):
-    """Each key of the rest with probability b/n, reweighted; b of each query from its own sigma and
-    D.
-
-    As a keep rule it knows sigma and D from all keys, and keys are kept independently, so that the
-    integral applies. ``base`` 0: no base sample.
-    """
-
-    name: ClassVar[str] = "adaptive"
-    per_query = True
-    epsilon: float = 0.1
-    delta: float = 0.1
-    base: float = 0.02
-    reweight: ClassVar[bool] = True  # type: ignore[misc]
-
-    def __post_init__(self) -> None:
-        as_between(self.epsilon, "adaptive, epsilon", 0, 1)
-        as_between(self.delta, "adaptive, delta", 0, 0.5)
-        if self.base != 0:
-            as_between(self.base, "adaptive, base", 0, 1)
-
-    def base_size(self, rest: Tensor) -> Tensor:
-        """Keys of the base sample; two at least, where there is one: a standard deviation needs
-        them.
-        """
-        if not self.base:
-            return torch.zeros_like(rest)
-        return torch.minimum(rest, (self.base * rest).floor().clamp_min(2))
-
-    def budget(self, sigma: Tensor, total: Tensor, rest: Tensor) -> Tensor:
-        """b, a whole number: from the base sample's size, and from 1, to ``rest``, the keys there
-        are.
-        """
-        z = -NormalDist().inv_cdf(self.delta)
-        wanted = (z * sigma * rest / (self.epsilon * total)).square().floor().clamp_min(1)
-        return torch.minimum(torch.maximum(wanted, self.base_size(rest)), rest)
-
-    def probability(self, context: Context, rest: Tensor, wanted: Tensor | None) -> Tensor:
-        share = context.attention  # e over the whole denominator
-        count = rest.sum(1).double()
-        some = count.clamp_min(1)
-        mean = (share * rest).sum(1) / some
-        sigma = (((share - mean[:, None]) * rest).square().sum(1) / some).sqrt()
-        return rest * (self.budget(sigma, torch.ones_like(sigma), count) / some)[:, None]
 
 
 # ---- Neyman: the chances that make the reweighted error least, to first order, at a given number

@@ -138,17 +138,8 @@ def mean_interval(values: Iterable[float]) -> Interval:
 
 
 def rank_correlation(x: Iterable[float], y: Iterable[float]) -> Interval:
-    """Spearman's correlation, with the interval of Fisher's transform and the variance
-    1.06 / (n - 3) of Fieller, Hartley and Pearson.
-    """
-    pairs = pd.DataFrame({"x": list(x), "y": list(y)}).dropna()
-    few = len(pairs) < 5
-    rho = float("nan") if few else float(stats.spearmanr(pairs["x"], pairs["y"]).statistic)
-    if not np.isfinite(rho):
-        return Interval(float("nan"), -1.0, 1.0)
-    middle = np.arctanh(np.clip(rho, -1 + 1e-12, 1 - 1e-12))
-    half = stats.norm.ppf((1 + LEVEL) / 2) * np.sqrt(1.06 / (len(pairs) - 3))
-    return Interval(rho, float(np.tanh(middle - half)), float(np.tanh(middle + half)))
+    """Spearman's correlation."""
+    return intervals.rank_correlation(list(x), list(y), LEVEL)
 
 
 def widened(value: float, low: float, high: float) -> Interval:

@@ -182,8 +182,11 @@ def frontier_of(run: Run, asked: Asked) -> pd.DataFrame:
         )
     frontier = run.table("frontier") if "frontier" in run.tables else None
     if asked.kl is not None and (frontier is None or not _priced(frontier)):
-        old = "it was made before probes had any; run esscher probe again"
-        reason = run.table("about").get("no_nats", pd.Series([old])).iloc[0]
+        reason = "no keep rules were compared; use --pool sequence"
+        if frontier is not None:
+            reason = "the model has no language head, or cannot continue from a cache"
+            if "nats" not in frontier:
+                reason = "it was made before probes had any; run esscher probe again"
         raise ValueError(f"kl: {run.path} has no losses in nats: {reason}")
     if frontier is not None:
         return frontier

@@ -19,11 +19,10 @@ import pyarrow.compute as compute_arrow
 
 from esscher.hf.capture import parity
 from esscher.hf.checkpoint import written
-from esscher.hf.loading import Loaded, task_of, wrap_model
+from esscher.hf.loading import Loaded, wrap_model
 from esscher.probe.budget import budget_table, nats_table, random_frontier
 from esscher.probe.measure import (
     LayerState,
-    agreement_table,
     columns,
     failed_row,
     head_of,
@@ -134,8 +133,6 @@ def consolidate(session: Session, shards: Sequence[Shard]) -> Mapping[str, Any]:
     if spec.moments:
         sampled = side_by_side(shard for shard in shards if "moments" in shard.unit)
         tables = with_moments(tables, sampled)
-        if len(found := agreement_table(tables, columns(spec)["heads"], spec.seed)):
-            tables["agreement"] = found
     frontier = tables.get("frontier", pd.DataFrame())
     if not len(frontier) and "curves" in tables:
         frontier = random_frontier(tables["heads"], tables["curves"])
@@ -225,21 +222,8 @@ def about(session: Session, heads: pd.DataFrame, same: pd.DataFrame | None) -> p
         "pool": session.spec.pool,
         "keys": session.keys,
         "queries": len(session.queries),
-        "no_nats": _no_nats(session, heads),
     }
     return pd.DataFrame([row])
-
-
-def _no_nats(session: Session, heads: pd.DataFrame) -> str:
-    """Why this run predicts no loss in nats; empty where it does."""
-    model = session.loaded.model
-    if not session.spec.compared:
-        return "no keep rules were compared; use --pool sequence"
-    if task_of(model) != "language":
-        return f"{type(model).__name__} has no language head, and so no next tokens"
-    if heads["gradient"].isna().all():
-        return f"{type(model).__name__} cannot continue from a cache"
-    return ""
 
 
 PROBE = Job(

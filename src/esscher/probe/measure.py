@@ -6,21 +6,18 @@ its rows. States of parts merge, numbers of windows follow each other.
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
 from esscher.errors.grid import Deposit, Grid
-from esscher.intervals import rank_correlation
 from esscher.probe.budget import BUDGET, MODEL
 from esscher.probe.moments import EXPONENTS
 from esscher.probe.session import FEWEST, Session
@@ -44,10 +41,6 @@ from esscher.probe.statistic import (
 from esscher.probe.statistics import statistics_of
 from esscher.runs.columns import Column
 from esscher.tails.extremes import MEANINGS
-
-OVERFLOW = (
-    "scores or values are not finite: the activations of the model overflow; try --dtype float32"
-)
 
 
 @dataclass(frozen=True)
@@ -131,7 +124,7 @@ def columns(spec: ProbeSpec) -> dict[str, tuple[Column, ...]]:
     }
     for statistic in statistics:
         found |= statistic.tables(spec)
-    return found | ({"agreement": AGREEMENT} if spec.moments else {})
+    return found
 
 
 def layer_tables(session: Session, state: LayerState) -> dict[str, pd.DataFrame]:
@@ -393,42 +386,3 @@ def _value(
         return whole
     parts = {name: _value(f"{place}.{name}", x, classes, tensors) for name, x in tree["of"].items()}
     return classes[tree["class"]](**parts) if "class" in tree else parts
-
-
-# ---- Rank correlations between predicted and measured exponents. A layer's prediction is that of
-# its slowest head, its measurement that of its heads side by side.
-
-FEWEST_RANKED = 5  # of fewer no order is surprising: 4 agree by chance once in 24
-AGREEMENT = (
-    Column("over", "word", "compared over", "Heads, or layers with their heads side by side."),
-    Column("predicted", "word", "predicted", "Column of the heads that theory fills."),
-    Column("measured", "word", "measured", "Column that was fitted."),
-    Column("rho", "float", "rank correlation", "Spearman's rho.", ends=("rho_low", "rho_high")),
-    Column("rho_low", "float", "rank correlation, low", "Lower end of its 95 % interval."),
-    Column("rho_high", "float", "rank correlation, high", "Upper end of its 95 % interval."),
-    Column("count", "int", "number compared", "Heads or layers that have both exponents."),
-)
-
-
-def agreement_table(
-    tables: Mapping[str, pd.DataFrame], columns: Sequence[Column], seed: int
-) -> pd.DataFrame:
-    """A row for every prediction and measurement among the ``columns`` of the heads; none where
-    fewer than 5 have both.
-    """
-    predicted = [column.key for column in columns if column.of]
-    measured = [column.key for column in columns if column.metric]
-    heads, rows = tables["heads"], list[tuple[Any, ...]]()
-    known = {"heads": heads}
-    if "layers" in tables:
-        slowest = heads.groupby("layer")[predicted].min()
-        known["layers"] = tables["layers"].set_index("layer").join(slowest)
-    for over, frame in known.items():
-        for theory, fitted in itertools.product(predicted, measured):
-            if theory in frame and fitted in frame:
-                pair = frame[[theory, fitted]].to_numpy(dtype=np.float64)
-                x, y = pair[np.isfinite(pair).all(axis=1)].T
-                if len(x) >= FEWEST_RANKED:
-                    rho = rank_correlation(x, y, seed)
-                    rows.append((over, theory, fitted, *rho, len(x)))
-    return pd.DataFrame(rows, columns=[column.key for column in AGREEMENT])

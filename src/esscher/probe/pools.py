@@ -23,15 +23,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from esscher.hf.call import AttentionCall, at_least_single, softmax
-from esscher.hf.gradients import DRAWS, FisherMetric, drawn_gradients, fisher_metric
-from esscher.hf.interventions import prefill
-from esscher.hf.loading import task_of
-from esscher.keep import Impact, parse
-from esscher.keep.rule import Rule
 from esscher.probe.curves import AllKeys
-from esscher.probe.measure import OVERFLOW, HeadState, LayerState, head_of
+from esscher.probe.measure import HeadState, LayerState, head_of
 from esscher.probe.session import FEWEST, Indices, Session
 from esscher.probe.statistic import (
+    OVERFLOW,
     HeadView,
     LayerInfo,
     LayerMoments,
@@ -42,12 +38,8 @@ from esscher.probe.statistic import (
     token_tensors,
 )
 from esscher.probe.statistics import statistics_of
-from esscher.probe.statistics.frontier import compare_rules
 from esscher.runs.progress import advance
 
-PLACES = 64  # last places of a window, a quarter of it at most, where gradients are taken
-QUARTER = 4
-FIRST = 0  # the head whose keys are counted where a number is for all
 KEY_BLOCK = 8192
 
 
@@ -130,43 +122,17 @@ def own_queries(
     return WindowQueries(session, captured, place, window, positions)
 
 
-def window_metric(session: Session, window: int) -> FisherMetric | None:
-    """The Fisher metric of every head at the last places of a window.
-
-    The window is prefilled but for these places, where all heads are tapped at once: memory is that
-    of a few tokens. None for a model without a language head, or without a cache.
-    """
-    model = session.loaded.model
-    if task_of(model) != "language":
-        return None
-    real = session.windows.ids[window][~session.windows.padding[window]].astype(np.int64)
-    ids = torch.from_numpy(real)[None].to(session.loaded.device)
-    places = min(PLACES, ids.shape[1] // QUARTER)
-    try:
-        held = prefill(model, ids[:, :-places])
-    except ValueError:  # the run then has no losses in nats, and says so
-        return None
-    generator = torch.Generator().manual_seed(session.spec.unit_seed({"window": window}))
-    return fisher_metric(drawn_gradients(held, ids[:, -places:], DRAWS, generator))
-
-
 # ---- a query's own context
 
 
 def window_layers(session: Session, window: int, take: Callable[[LayerState], object]) -> None:
-    """A forward pass, and one with gradients where rules are compared: ``take`` gets each layer
-    with the numbers of the window's queries.
-    """
-    ruled = window in session.rule_windows
-    rules = [parse(text) for text in session.spec.compared] if ruled else []
+    """A forward pass: ``take`` gets each layer with the numbers of the window's queries."""
     grams = session.grams  # what needs passes of its own comes before the capture
-    fisher = window_metric(session, window) if ruled else None
-    behind = any(isinstance(part, Impact) for rule in rules for part in rule.parts)
-    projections = session.projections if behind else {}
+    before = {each.name: each.before(session, window) for each in statistics_of(session.spec)}
 
     def sink(captured: AttentionCall, batch: Indices) -> None:
         layer = captured.layer
-        passing = WindowLayer(session, captured, window, rules, fisher, projections.get(layer))
+        passing = WindowLayer(session, captured, window, before)
         moments = LayerMoments.of(pooled_rows(session, captured, batch))
         take(LayerState(passing.info, moments, grams.get(layer), passing.head_states()))
         advance((session.layers.index(layer) + 1) / len(session.layers))
@@ -181,11 +147,8 @@ class WindowLayer:
     session: Session
     captured: AttentionCall
     number: int  # of the window
-    rules: Sequence[Rule]
-    fisher: FisherMetric | None
-    projection: Tensor | None
+    before: dict[str, Any]  # what statistics found before the capture, by name
     notes: dict[str, Any] = field(default_factory=dict)
-    _compared: dict[int, dict[int, dict[str, Tensor]]] = field(default_factory=dict)
 
     @cached_property
     def info(self) -> LayerInfo:
@@ -199,26 +162,6 @@ class WindowLayer:
     def outputs(self) -> Tensor:
         """(H, m, d_v): the model's own."""
         return self.captured.output(self.queries.index)[0].to(self.queries.v.dtype)
-
-    def rule_errors(self, head: int) -> dict[str, Tensor] | None:
-        """Of the judged queries, where they see enough keys; heads that share keys are compared
-        together.
-        """
-        if not self.rules:
-            return None
-        kv_head, asked = self.info.kv_head(head), self.session.rule_queries(self.number)
-        if kv_head not in self._compared:
-            asking = self.queries.at(asked.positions)
-            seen = asking.seen_by(FIRST)[len(asked.choosing) :].sum(1)
-            if not len(seen) or not bool((seen >= FEWEST).all()):
-                return None
-            metric = None if self.fisher is None else self.fisher.of_layer[self.info.layer]
-            self._compared[kv_head] = compare_rules(
-                asking, asked, self.info, kv_head, self.rules, self.projection, metric
-            )
-        if head not in self._compared[kv_head]:
-            raise ValueError(OVERFLOW)
-        return self._compared[kv_head][head]
 
     def head_states(self) -> dict[int, HeadState | str]:
         """The numbers of each head's queries, or why it has none."""

@@ -49,6 +49,9 @@ HEAD = Column("head", "int", "head", "Head in its layer, from 0; -1 is the whole
 KV_HEAD = Column("kv_head", "int", "kv head", "Key-value head that this head reads.")
 REACH = Column("reach", "float", "reach", "Largest variance of the tokens in any direction.")
 ACCURACY = Column("accuracy", "float", "accuracy", "Relative error of the numerical integrals.")
+OVERFLOW = (
+    "scores or values are not finite: the activations of the model overflow; try --dtype float32"
+)
 
 
 # ---- tokens of a layer
@@ -279,19 +282,6 @@ class HeadView(Head):
             return None
         return self.window.outputs[self.head][self.rows]
 
-    @property
-    def fisher(self) -> tuple[Tensor, float] | None:
-        """The Fisher metric of the head (d_v, d_v) and the relative standard error of its trace."""
-        if self.window is None or self.window.fisher is None:
-            return None
-        found, layer = self.window.fisher, self.info.layer
-        return found.of_layer[layer][self.head], float(found.stderr[layer][self.head])
-
-    @cached_property
-    def rule_errors(self) -> dict[str, Tensor] | None:
-        """Exact errors of the keep rules (statistics/frontier.py), where they are compared."""
-        return None if self.window is None else self.window.rule_errors(self.head)
-
 
 @dataclass(frozen=True, eq=False)
 class HeadEnd(Head):
@@ -337,6 +327,12 @@ class Statistic:
     def measure(self, head: HeadView) -> Numbers:
         """Numbers of each query from all of its keys. ValueError: the head cannot be measured."""
         return self.reduce(self.update(self.init(head), head), head)
+
+    def before(self, session: Session, window: int) -> Any:
+        """What passes of its own over a window find, before the one that captures it; ``measure``
+        reads it in ``head.window.before``.
+        """
+        return None
 
     def in_window(self, window: WindowQueries) -> Numbers:
         """Numbers (heads, ...) from the queries' own window, whatever the pool is."""

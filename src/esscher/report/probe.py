@@ -73,7 +73,6 @@ def atlas(run: Run) -> dict[str, Any]:
         "tails": _tails(run, places, grids),
         "budget": _records(run, "budget"),
         "layers": described_table(run, "layers"),
-        "agreement": _agreement(run),
         "theory": theory_lines(run.columns("heads")),
         "errors": _meanings(run, "curves", "metric") if curves else {},
         **_frontier(run, places, grids),
@@ -148,15 +147,6 @@ def _records(run: Run, name: str) -> list[dict[str, Any]]:
     frame = read_table(run, name)
     columns = {} if frame is None else columns_of(frame)
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
-def _agreement(run: Run) -> dict[str, Any]:
-    """Rank correlations, their exponents by label instead of by column."""
-    found, labels = described_table(run, "agreement"), _labels(run, "heads")
-    for key in ("predicted", "measured"):
-        if key in found.get("rows", {}):
-            found["rows"][key] = [labels.get(name, name) for name in found["rows"][key]]
-    return found
 
 
 # ---- Tidy tables by head. Lists that repeat are places in the grids.

@@ -121,7 +121,7 @@ def test_weights_far_apart() -> None:
     assert mse == pytest.approx(inclusion_error(seen.scores, seen.v, without).mse[0, 0] / 2)
 
 
-@pytest.mark.parametrize("text", ["neyman", "neyman:shared", "magicpig:4:tables=20"])
+@pytest.mark.parametrize("text", ["neyman", "neyman:shared", "random:0.1:reweight"])
 def test_all_queries_are_answered_in_the_end(text: str) -> None:
     """Within the accuracy that float32 has."""
     seen, rule = context(3.0, 4096), keep.parse(text)

@@ -16,7 +16,7 @@ from torch import Tensor
 import esscher.keep as keep
 from esscher.errors.doubling import inclusion_error
 from esscher.errors.nodes import error_from_nodes
-from tests.keep.table import RULES
+from tests.keep.table import RULES, Given
 from tests.keep.test_rules import KEYS, PLACES, context
 
 
@@ -99,8 +99,8 @@ def test_any_rule_in_any_context(data: st.DataObject) -> None:
     seen = keep.Context.of(sharp * q, k, size * v, positions=places)
     given = torch.rand(keys, generator=generator, dtype=torch.float64)
     rules = [
-        keep.Importance(given),
-        keep.Importance(given, reweight=False),
+        Given(given),
+        Given(given, reweight=False),
         *(keep.parse(text) for text, _ in RULES),
     ]
     rule = data.draw(st.sampled_from(rules))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,19 +19,23 @@ from torch import Tensor
 
 from esscher.errors.curve import CURVE
 from esscher.errors.keep_curve import KeepErrors, square_root
+from esscher.hf.gradients import DRAWS, FisherMetric, drawn_gradients, fisher_metric
+from esscher.hf.interventions import prefill
+from esscher.hf.loading import task_of
 from esscher.intervals import mean_interval
-from esscher.keep import Recent, Sinks, parse
+from esscher.keep import Impact, Recent, Sinks, parse
 from esscher.keep.context import Context
 from esscher.keep.rule import Ranked, Rule
 from esscher.probe.budget import per_query
 from esscher.probe.curves import at_error, percent
-from esscher.probe.session import RuleQueries, Session
+from esscher.probe.session import FEWEST, RuleQueries, Session
 from esscher.probe.spec import FLOOR, SHARES, ProbeSpec, kept_sizes
 from esscher.probe.statistic import (
     ACCURACY,
     HEAD,
     KV_HEAD,
     LAYER,
+    OVERFLOW,
     HeadEnd,
     HeadView,
     LayerInfo,
@@ -42,7 +46,7 @@ from esscher.probe.statistic import (
 from esscher.runs.columns import Column
 
 if TYPE_CHECKING:
-    from esscher.probe.pools import WindowQueries
+    from esscher.probe.pools import WindowLayer, WindowQueries
 
 KINDS = {
     "streams": "sinks and recent keys suffice",
@@ -54,6 +58,9 @@ STREAMS, DIFFUSE = 0.25, 4.0
 ERROR = 0.1  # relative, at which kinds are told
 NONE = "none"  # in place of a rule, where none reaches an error
 RANK = 64  # directions of a head's Fisher metric that are stored
+PLACES = 64  # last places of a window, a quarter of it at most, where gradients are taken
+QUARTER = 4
+FIRST = 0  # the head whose keys are counted where a number is for all
 
 
 class Frontier(Statistic):
@@ -75,12 +82,23 @@ class Frontier(Statistic):
     def tables(self, spec: ProbeSpec) -> dict[str, tuple[Column, ...]]:
         return {"frontier": FRONTIER, "fisher": FISHER} if spec.compared else {}
 
+    def before(self, session: Session, window: int) -> RuleWindow | None:
+        if window not in session.rule_windows:
+            return None
+        rules = [parse(text) for text in session.spec.compared]
+        behind = any(isinstance(part, Impact) for rule in rules for part in rule.parts)
+        projections = session.projections if behind else {}
+        return RuleWindow(rules, window_metric(session, window), projections)
+
     def measure(self, head: HeadView) -> Numbers:
-        found = dict(head.rule_errors or {})
+        if head.window is None or (known := head.window.before[self.name]) is None:
+            return {}
+        found = dict(known.errors(head, head.window))
         for name in found.keys() & {"nats", "cut"}:  # one number for the window
             found[name] = found[name].mean(0, keepdim=True)
-        if head.fisher is not None:
-            metric, stderr = head.fisher
+        if known.fisher is not None:
+            metric = known.fisher.of_layer[head.info.layer][head.head]
+            stderr = float(known.fisher.stderr[head.info.layer][head.head])
             trace = float(metric.double().trace())
             found["trace"] = torch.tensor([[trace, stderr * trace]], dtype=torch.float64)
             found["fisher"] = square_root(metric)[:, :RANK].mT.float()
@@ -227,6 +245,58 @@ def _kind(curves: Mapping[str, pd.DataFrame], keys: float) -> dict[str, Any]:
 
 
 # ---- exact errors of keep rules in one window: all heads that share its keys, found together
+
+
+def window_metric(session: Session, window: int) -> FisherMetric | None:
+    """The Fisher metric of every head at the last places of a window.
+
+    The window is prefilled but for these places, where all heads are tapped at once: memory is that
+    of a few tokens. None for a model without a language head, or without a cache.
+    """
+    model = session.loaded.model
+    if task_of(model) != "language":
+        return None
+    real = session.windows.ids[window][~session.windows.padding[window]].astype(np.int64)
+    ids = torch.from_numpy(real)[None].to(session.loaded.device)
+    places = min(PLACES, ids.shape[1] // QUARTER)
+    try:
+        held = prefill(model, ids[:, :-places])
+    except ValueError:  # the run then has no losses in nats, and says so
+        return None
+    generator = torch.Generator().manual_seed(session.spec.unit_seed({"window": window}))
+    return fisher_metric(drawn_gradients(held, ids[:, -places:], DRAWS, generator))
+
+
+@dataclass(frozen=True)
+class RuleWindow:
+    """What is known of a window in which rules are compared. ``projections``: W_O of each layer,
+    for rules that ask what lies behind a head.
+    """
+
+    rules: Sequence[Rule]
+    fisher: FisherMetric | None
+    projections: Mapping[int, Tensor]
+
+    def errors(self, head: HeadView, layer: WindowLayer) -> dict[str, Tensor]:
+        """Of the judged queries, where they see enough keys; heads that share keys are compared
+        together.
+        """
+        info, asked = head.info, layer.session.rule_queries(layer.number)
+        compared = head.notes.setdefault("rules", {})
+        if head.kv_head not in compared:
+            asking = layer.queries.at(asked.positions)
+            seen = asking.seen_by(FIRST)[len(asked.choosing) :].sum(1)
+            if not len(seen) or not bool((seen >= FEWEST).all()):
+                return {}
+            behind = self.projections.get(info.layer)
+            metric = None if self.fisher is None else self.fisher.of_layer[info.layer]
+            compared[head.kv_head] = compare_rules(
+                asking, asked, info, head.kv_head, self.rules, behind, metric
+            )
+        if head.head not in compared[head.kv_head]:
+            raise ValueError(OVERFLOW)
+        found: dict[str, Tensor] = compared[head.kv_head][head.head]
+        return found
 
 
 def compare_rules(

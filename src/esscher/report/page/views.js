@@ -59,15 +59,7 @@ function scatterOf(atlas) {
     kinds.length > 1 ? menu("exponent", kinds.map(([key, label]) => [key, label]), kind[0], (value) => { kind = kinds.find(([key]) => key === value); show(); }) : null,
     choice("colour", [["layer", "layer"], ["regime", "regime"]], colour, (value) => { colour = value; show(); }));
   show();
-  return section("scatter", "Measured exponents beside theory", el("p", {}, "A point per head; the higher, the faster its error falls with more tokens. Theory is evaluated at every head."), controls, box, agreementOf(atlas));
-}
-
-// How the ranks of predicted and measured exponents agree, where a probe sampled the moments that [B] speaks of.
-function agreementOf(atlas) {
-  const told = "The rate of [B] is of the outputs' mean and covariance; it does not speak of the L2 error of outputs, which the measured exponent is of.";
-  if (!atlas.agreement || !atlas.agreement.count) return el("p", { class: "soft" }, told);
-  return el("div", {}, el("h3", {}, "Ranks of predicted and measured exponents"), el("p", {}, told),
-    dataTable({ ...atlas.agreement, total: atlas.agreement.count, file: fileName("csv", atlas.name, "agreement"), link: null }));
+  return section("scatter", "Measured exponents beside theory", el("p", {}, "A point per head; the higher, the faster its error falls with more tokens. Theory is evaluated at every head."), controls, box, el("p", { class: "soft" }, "The rate of [B] is of the outputs' mean and covariance; it does not speak of the L2 error of outputs, which the measured exponent is of."));
 }
 
 function scatterChart(atlas, axis, [key, title], colour) {
