@@ -34,7 +34,7 @@ INSTRUCTION = "\n\nRepeat the previous context exactly.\n\n"
 CHUNK = 1024  # tokens of a replay that go through the model at once
 LEAST_CHUNK = 8
 PIECE = 128  # tokens of each piece where only a share of the prompt is replayed
-GRADIENT_TOKENS = 512  # last tokens of a prompt that the Fisher metric comes from
+GRADIENT_TOKENS = 256  # last tokens of a prompt that the Fisher metric comes from
 GRADIENT_DRAWS = 2
 REFERENCE = 64  # queries of each kind by which a loss is predicted before anything is decoded
 
