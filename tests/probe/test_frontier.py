@@ -44,7 +44,7 @@ SMALL: dict[str, Any] = {
     "layers": (1,),
     "heads": (1, 2),
 }
-ONE_SET = ("sinks:4+recent", "heavy", "keynorm", "topk")  # nothing is left to chance
+ONE_SET = ("sinks:4+recent", "strided", "heavy", "keynorm", "topk")  # nothing is left to chance
 SLIDING = 50  # keys that a query of one of the models sees
 CHANCES = ("random", "topk:8+random:reweight", "neyman:shared")
 
@@ -105,6 +105,9 @@ class ByHand:
         if rule == "sinks:4+recent":
             last = sorted(set(keys[4:]), key=lambda key: (abs(key - place), -key))
             return [*keys[:4], *last[: n - 4], *later]
+        if rule == "strided":
+            size = min(n, len(keys))
+            return [*(keys[::-1][-(-j * len(keys) // size)] for j in range(size)), *later]
         order = {
             "heavy": self.choosers.mean(0),
             "keynorm": -self.k.square().sum(1),
@@ -211,6 +214,51 @@ def test_chances_by_hand(measured: Any) -> None:
                     found = inclusion_error(hand.scores, hand.v, p, weight)
                     squares.append(torch.from_numpy(found.mse[hand.rows(head), 0]))
                 assert row.rms == pytest.approx(float(torch.cat(squares).mean().sqrt()), rel=2e-4)
+
+
+def test_longformer_linformer_and_rules_of_one_size(tmp_path: Path) -> None:
+    """On an encoder: a window and a global token by hand, random mixtures by their formula, rules
+    with all their numbers as one point; exponents are those of the rows.
+    """
+    rules = ("longformer", "longformer:4", "strided:8", "lowrank", "lowrank:projected")
+    run = probe("bert", tmp_path, heads=(1,), rules=rules, max_tokens=63, kept_queries=4)
+    (hand,) = (ByHand(run, w, 1) for w in np.unique(source(run).queries.windows).tolist())
+    keys, rows = np.arange(hand.size), rows_of(run, 1, "recent+global:0")
+    assert len(rows) >= 6
+
+    def rms(kept: Any) -> float:
+        errors = []
+        for i in range(hand.queries):
+            own = kept(int(hand.places[i]))
+            out = hand.weights[i, own] @ hand.v[own] / hand.weights[i, own].sum()
+            errors.append(float((out - hand.limit[i]).square().sum()))
+        return float(np.sqrt(np.mean(errors)))
+
+    for row in rows.itertuples():
+        n = int(kept_sizes(hand.size)[SHARES.index(row.share)])
+        near = rms(lambda p, n=n: [0, *sorted(keys[1:], key=lambda k: (abs(k - p), -k))[: n - 1]])
+        assert row.rms == pytest.approx(near, rel=1e-4)
+    for rule, kept in (
+        ("window:4+global:0", lambda p: (abs(keys - p) <= 4) | (keys == 0)),
+        ("strided:8", lambda p: (p - keys) % 8 == 0),
+    ):
+        (row,) = rows_of(run, 1, rule).to_dict("records")
+        sizes = [kept(int(p)).sum() for p in hand.places]
+        assert row["kept"] == pytest.approx(np.mean(sizes))
+        assert row["share"] == pytest.approx(np.mean(sizes) / hand.size)
+        assert row["rms"] == pytest.approx(rms(lambda p, kept=kept: np.flatnonzero(kept(p))))
+    size = hand.weights.square().sum(1) * hand.v.square().sum() + hand.limit.square().sum(1)
+    for row in rows_of(run, 1, "lowrank").itertuples():
+        assert row.rms == pytest.approx(float((size.mean() / row.kept).sqrt()), rel=1e-5)
+    assert len(rows_of(run, 1, "lowrank:projected")) == len(rows_of(run, 1, "lowrank"))
+    rates = run.table("rule_rates").set_index("rule")
+    assert rates.loc["lowrank", "exponent"] == pytest.approx(0.5)
+    some = rows[rows["share"].between(0.02, 0.25)]
+    slope = -np.polyfit(np.log(some["kept"]), np.log(some["rms"]), 1)[0]
+    assert rates.loc["recent+global:0", "exponent"] == pytest.approx(slope, rel=1e-9)
+    assert set(run.table("budget")["rule"]) == {"recent+global:0", "lowrank", "lowrank:projected"}
+    with pytest.raises(ValueError, match="lowrank needs every query to see every key"):
+        probe("llama", tmp_path / "causal", rules=("lowrank",))
 
 
 REPEATS = 2000

@@ -108,16 +108,19 @@ def test_a_large_corpus_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         es.probe(model, few_texts(), out=tmp_path / "more", **{**given, "moments_n": "8,121"})
 
 
-@pytest.mark.slow
 def test_a_killed_probe_resumes_to_the_same_moments(tmp_path: Path) -> None:
-    """SIGKILL while the units of moments run, then ``esscher resume``: the bytes of an undisturbed
-    run.
+    """As [B] did it with BERT on Wikipedia: a dataset of Parquet files, streamed, in parts, with
+    moments. SIGKILL while the units of moments run, then ``esscher resume``: the bytes of an
+    undisturbed run.
     """
-    text = tmp_path / "prose.txt"
-    text.write_text("\n".join(few_texts()), encoding="utf-8")
+    pytest.importorskip("datasets")
+    (tmp_path / "wikipedia").mkdir()
+    for number, one in enumerate(few_texts()):
+        file = tmp_path / "wikipedia" / f"train-{number:05d}.parquet"
+        pd.DataFrame({"title": [str(number)], "text": [one]}).to_parquet(file)
     fields = {key: value for key, value in MOMENTS.items() if key != "max_tokens"}
     spec = {"job": "probe", "model": str(save_tiny(tmp_path / "model")), "part": 100, **fields}
-    spec["corpus"] = {"text": [str(text)], "max_tokens": 300}
+    spec["corpus"] = {"dataset": str(tmp_path / "wikipedia"), "max_tokens": 300}
     path = tmp_path / "spec.yaml"
     path.write_text(yaml.safe_dump(spec), encoding="utf-8")
     code = (

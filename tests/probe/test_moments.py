@@ -37,7 +37,9 @@ def tensors() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return q, k, v
 
 
-def by_hand(heads: tuple[int, ...], cap: float = math.inf) -> dict[tuple[int, str], np.ndarray]:
+def by_hand(
+    heads: tuple[int, ...], cap: float = math.inf, factor: float = 1.0
+) -> dict[tuple[int, str], np.ndarray]:
     """Squared errors (repeats, len n): draw n tokens, softmax among them, mean and covariance of
     the n outputs.
     """
@@ -48,6 +50,7 @@ def by_hand(heads: tuple[int, ...], cap: float = math.inf) -> dict[tuple[int, st
         own = head // 2
         scores = scale * q[head, chosen] @ k[own, chosen].T
         scores = scores if math.isinf(cap) else cap * np.tanh(scores / cap)
+        scores = factor * scores
         p = np.exp(scores - scores.max(1, keepdims=True))
         return (p / p.sum(1, keepdims=True)) @ v[own, chosen]
 
@@ -72,11 +75,11 @@ def by_hand(heads: tuple[int, ...], cap: float = math.inf) -> dict[tuple[int, st
     return found
 
 
-@pytest.mark.parametrize("heads", [(0, 1, 2, 3), (1, 2)])
-def test_curves_equal_a_plain_loop(heads: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("heads", "factor"), [((0, 1, 2, 3), 1.0), ((1, 2), 3.0)])
+def test_curves_equal_a_plain_loop(heads: tuple[int, ...], factor: float) -> None:
     info = LayerInfo(3, HEADS, KV_HEADS, 0.7, None, "")
-    curves = moment_curves(info, tensors(), heads, COUNTS, REPEATS, SEED)
-    truth = by_hand(heads)
+    curves = moment_curves(info, tensors(), heads, COUNTS, REPEATS, SEED, factor)
+    truth = by_hand(heads, factor=factor)
     assert curves.keys() == truth.keys()
     for key, squares in truth.items():
         curve = curves[key]
@@ -130,9 +133,10 @@ def test_capped_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     monkeypatch.setattr(moments, "SCORES", 211)
     curves = moment_curves(
-        LayerInfo(3, HEADS, KV_HEADS, 0.7, 1.3, ""), tensors(), (0, 1, 2, 3), COUNTS, REPEATS, SEED
+        *(LayerInfo(3, HEADS, KV_HEADS, 0.7, 1.3, ""), tensors(), (0, 1, 2, 3), COUNTS),
+        *(REPEATS, SEED, 2.0),
     )
-    for key, squares in by_hand((0, 1, 2, 3), cap=1.3).items():
+    for key, squares in by_hand((0, 1, 2, 3), cap=1.3, factor=2.0).items():
         np.testing.assert_allclose(curves[key].samples, squares, rtol=1e-8)
 
 
@@ -190,14 +194,14 @@ def test_a_probe_has_the_moments_of_its_heads_and_of_the_layer(tmp_path: Path) -
     # the first n tokens of the first draws, from tensors captured window by window
     found = source(run)
     _, k, v = (x.double() for x in pooled_tensors(found, 1))
-    seen = _all_queries(found)
+    seen = all_queries(found)
     info = LayerInfo(1, 4, 2, 8**-0.5, None, "")
     truth = moment_curves(info, (seen, k, v), (0, 1, 2, 3), np.array([8, 20, 50]), 3, 0)
     for (head, metric), curve in truth.items():
         np.testing.assert_allclose(rows_of(run, 1, head, metric)["rms"], curve.rms, rtol=1e-4)
 
 
-def _all_queries(found: Session) -> torch.Tensor:
+def all_queries(found: Session) -> torch.Tensor:
     """Queries of all pooled tokens (H, N, k)."""
     seen = captured_layers(found)[1]
     return torch.cat(

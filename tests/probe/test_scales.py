@@ -6,15 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import esscher as es
+from esscher.probe.moments import moment_curves, moment_row
 from esscher.probe.session import spread
 from esscher.probe.spec import ProbeSpec, fit_points
+from esscher.probe.statistic import LayerInfo
 from esscher.probe.statistics.errors import Scales
 from esscher.theory import bohbot, sharp
 from tests.models.probe_runs import head_row, pooled_tensors, source
 from tests.probe.test_dispersion import probe, some_scores
+from tests.probe.test_moments import all_queries
 from tests.probe.views import view
 
 ALPHAS = (0.01, 0.5, 1.0, 3.0, 300.0)  # the last too wide for a grid
@@ -57,6 +61,21 @@ def test_windows_of_a_causal_model_are_stacked(tmp_path: Path) -> None:
     for told in run.table("scales").to_dict("records"):
         row = head_row(run, told["layer"], told["head"])
         assert told["beta_fit"] == pytest.approx(row["beta_fit"], rel=1e-6)
+
+
+def test_moments_at_every_scale(tmp_path: Path) -> None:
+    """At scale 1 those of the head; at another those of the head with scaled queries."""
+    asked = {"scales": (1.0, 2.0), "moments": 5, "moments_n": (16, 32, 64)}
+    run = probe("bert", tmp_path, pool="corpus", heads=(1,), **asked)
+    own, row = run.table("scales").set_index("scale"), head_row(run, 1, 1)
+    told = [f"beta_{metric}{end}" for metric in ("mean", "cov") for end in ("", "_low", "_high")]
+    assert own.loc[1.0, told].tolist() == pytest.approx([row[name] for name in told])
+    found = source(run)
+    q, (_, k, v) = all_queries(found), pooled_tensors(found, 1)
+    info = LayerInfo(1, q.shape[0], k.shape[0], q.shape[-1] ** -0.5, None, "")
+    n, seed = np.array(asked["moments_n"]), run.spec["seed"]
+    truth = moment_row(moment_curves(info, (2 * q, k.double(), v.double()), (1,), n, 5, seed), 1)
+    assert own.loc[2.0, told].tolist() == pytest.approx([truth[name] for name in told], rel=1e-4)
 
 
 def test_nothing_is_kept_unless_asked(tmp_path: Path) -> None:

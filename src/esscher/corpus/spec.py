@@ -88,8 +88,10 @@ def places(value: tuple[int, ...] | None) -> tuple[int, ...] | None:
     return tuple(sorted(set(value)))
 
 
-def open_rules(value: Any) -> tuple[str, ...]:
-    """Keep rules in their short form, each once; their size is left open for a ladder of sizes."""
+def open_rules(value: Any, *, fixed: bool = False) -> tuple[str, ...]:
+    """Keep rules in their short form, each once; their size is left open for a ladder of sizes,
+    unless ``fixed`` allows one that is given.
+    """
     texts = (value,) if isinstance(value, str) else value
     if not isinstance(texts, list | tuple):
         raise ValueError(f"expected a list of keep rules, got {value!r}")
@@ -97,7 +99,7 @@ def open_rules(value: Any) -> tuple[str, ...]:
 
     rules = [parse(text) for text in texts]
     for rule in rules:
-        if rule.free is None:
+        if rule.free is None and not fixed:
             raise ValueError(
                 "expected rules with one part that has no number, which keeps what is left; got"
                 f" {rule}"

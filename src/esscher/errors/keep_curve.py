@@ -211,9 +211,8 @@ def low_rank_curve(context: Context, rule: LowRank, n: Any = None) -> ErrorCurve
             " values to n"
         )
         samples = _projected(context, ranks)
-        return replace(
-            ErrorCurve.from_repeats(ranks, samples, scale=scale, origin=origin), kept=kept
-        )
+        curve = ErrorCurve.from_repeats(ranks, samples.mean(1), scale=scale, origin=origin)
+        return replace(curve, kept=kept, queries=_mixed(context, samples.mean(0)))
     if rule.svd:
         how = "the nearest weights of rank n"
         left, size, right = torch.linalg.svd(context.attention, full_matrices=False)
@@ -224,16 +223,16 @@ def low_rank_curve(context: Context, rule: LowRank, n: Any = None) -> ErrorCurve
         how = "n random mixtures, mean over all Gaussian ones"
         pairs, values = context.attention.square().sum(1), context.v.double().square().sum()
         mse = (pairs * values + context.limit.square().sum(1)).cpu().numpy()[:, None] / ranks
-    queries = QueryErrors(
-        mse=mse,
-        sum_p2=np.full_like(mse, np.nan),
-        limit=context.limit.cpu().numpy(),
-        delta=np.full(len(mse), np.nan),
-        accuracy=ROUNDING,
-    )
     origin = f"exact error of {rule}: {how}, of {context.keys} keys"
+    queries = _mixed(context, mse)
     curve = ErrorCurve.from_queries(ranks, queries, kind="exact", origin=origin, kept=kept)
     return replace(curve, effective_tokens=None)
+
+
+def _mixed(context: Context, mse: npt.NDArray[np.float64]) -> QueryErrors:
+    unknown = np.full_like(mse, np.nan)
+    limit = context.limit.cpu().numpy()
+    return QueryErrors(mse, unknown, limit=limit, delta=unknown[:, 0], accuracy=ROUNDING)
 
 
 def _ranks(context: Context, rule: LowRank, n: Any) -> npt.NDArray[np.int64]:
@@ -253,15 +252,15 @@ def _ranks(context: Context, rule: LowRank, n: Any) -> npt.NDArray[np.int64]:
 
 
 def _projected(context: Context, ranks: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Mean squared errors of attention on randomly projected keys and values, (REPEATS, len n)."""
+    """Squared errors of attention on randomly projected keys and values, (REPEATS, m, len n)."""
     q, both = context.q.double() * context.scale, torch.cat([context.k, context.v], dim=1).double()
     width = context.k.shape[1]
-    samples = np.empty((REPEATS, len(ranks)))
+    samples = np.empty((REPEATS, len(q), len(ranks)))
     for j, rank in enumerate(ranks.tolist()):
         generator = generator_for("low rank", 0, rank)
         for i in range(REPEATS):
             matrix = torch.randn(rank, context.keys, generator=generator, dtype=torch.float64)
             mixed: Tensor = matrix.to(both.device) @ both / rank**0.5
             error = torch.softmax(q @ mixed[:, :width].T, 1) @ mixed[:, width:] - context.limit
-            samples[i, j] = float(error.square().sum(1).mean())
+            samples[i, :, j] = error.square().sum(1).cpu().numpy()
     return samples

@@ -19,9 +19,11 @@ def StreamingLLM(sinks: int = 4, recent: int | None = None) -> Union:
     return Sinks(sinks) | Recent(recent)
 
 
-def Longformer(window: int, at: tuple[int, ...] = (0,)) -> Union:
-    """A window and keys at given positions (Beltagy et al. 2020)."""
-    return Window(window) | Global(at)
+def Longformer(window: int | None = None, at: tuple[int, ...] = (0,)) -> Union:
+    """A window and keys at given positions (Beltagy et al. 2020); without a width, as many of the
+    nearest keys as n leaves.
+    """
+    return (Recent() if window is None else Window(window)) | Global(at)
 
 
 def BigBird(window: int, share: float | None = None, at: tuple[int, ...] = (0,)) -> Union:
@@ -70,8 +72,13 @@ class LowRank(Part):
         if self.svd and self.projected:
             raise refused("lowrank: expected svd or projected, got both")
 
+    @property
+    def per_query(self) -> bool:
+        """A mixture is made of all keys: none is dropped."""
+        return True
+
     def check_numbers(self, context: Context) -> None:
         raise refused(
             "lowrank: it mixes all keys and keeps none; expected a rule here, lowrank is for"
-            " exact_pool_curve"
+            " exact_pool_curve and for probes of encoders"
         )

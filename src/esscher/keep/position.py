@@ -55,16 +55,28 @@ class Window(Pattern):
 
 @dataclass(frozen=True)
 class Strided(Pattern):
-    """Keys whose distance from the query is a multiple of ``stride`` (Sparse Transformer)."""
+    """Keys whose distance from the query is a multiple of ``stride`` (Sparse Transformer); without
+    a stride, n evenly spaced ones, counted back from the last that the query sees.
+    """
 
     name: ClassVar[str] = "strided"
-    stride: int
+    stride: int | None = None
 
     def __post_init__(self) -> None:
         as_size(self.stride, "strided")
 
+    def surely(self, context: Context) -> Tensor:
+        return torch.zeros_like(context.visible) if self.is_open else super().surely(context)
+
+    def fill(self, context: Context, sure: Tensor, n: int) -> Tensor:
+        among = context.visible & ~sure
+        count = among.sum(1, keepdim=True)
+        back = count - among.cumsum(1)  # 0 is the last
+        wanted = (n - (sure & context.visible).sum(1, keepdim=True)).clamp(min=0)
+        return among & (back * wanted % count.clamp_min(1) < wanted)
+
     def keeps(self, position: Tensor, key: Tensor) -> Tensor:
-        return (position - key) % self.stride == 0
+        return (position - key) % (self.stride or 1) == 0
 
 
 @dataclass(frozen=True)

@@ -171,11 +171,8 @@ class Rule(ABC):
             )
 
     def filled(self, context: Context, sure: Tensor, n: int | None) -> Tensor:
-        """``sure`` with the keys that a ranking without number adds, so that every query keeps
-        n.
-        """
-        free = self.free
-        return sure | free.fill(context, sure, n or 0) if isinstance(free, Ranked) else sure
+        """``sure`` with the keys that a part without number adds, so that every query keeps n."""
+        return sure if self.free is None else sure | self.free.fill(context, sure, n or 0)
 
     def decide(self, context: Context, sure: Tensor, n: int | None) -> Inclusion:
         """Probabilities and weights, given all keys that are kept surely."""
@@ -256,6 +253,12 @@ class Part(Rule):
     def surely(self, context: Context) -> Tensor:
         """Keys that it always keeps by its own number, (m, N) or (N,)."""
         return torch.zeros_like(context.visible)
+
+    def fill(self, context: Context, sure: Tensor, n: int) -> Tensor:
+        """Keys that it adds to the ``sure`` ones where it has no number, so that every query keeps
+        n; none where it keeps by chance.
+        """
+        return torch.zeros_like(sure)
 
     def text(self) -> str:
         """``name:number:flag:key=value``; what has its default is left out."""

@@ -269,11 +269,16 @@ def rule_budget(
 def budget_table(frontier: pd.DataFrame, asked: Sequence[tuple[Any, ...]]) -> pd.DataFrame:
     """The totals of every rule, for each of some errors, totals or losses (:class:`Asked`)."""
     frames = []
-    for rule in dict.fromkeys(frontier["rule"]):
+    for rule in _sized(frontier):
         caches = RuleCaches(frontier, rule)
         for one in (as_asked(*each) for each in asked):
             frames.append(caches.totals(one, caches.splits(one)))
-    return pd.concat(frames, ignore_index=True)
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+
+def _sized(frontier: pd.DataFrame) -> list[str]:
+    """The rules that have a size to choose."""
+    return [rule for rule in dict.fromkeys(frontier["rule"]) if parse(rule).free is not None]
 
 
 def nats_table(frontier: pd.DataFrame) -> pd.DataFrame:
@@ -281,7 +286,7 @@ def nats_table(frontier: pd.DataFrame) -> pd.DataFrame:
     heads have no losses in nats.
     """
     rows = []
-    for rule in dict.fromkeys(frontier["rule"]) if _priced(frontier) else ():
+    for rule in _sized(frontier) if _priced(frontier) else ():
         caches = RuleCaches(frontier, rule)
         least, most = caches.sharing.least.sum(), caches.sharing.most.sum()
         for share in SHARES:

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from esscher.errors.grid import Deposit, Grid
 from esscher.probe.budget import BUDGET, MODEL
-from esscher.probe.moments import EXPONENTS
 from esscher.probe.session import FEWEST, Session
 from esscher.probe.spec import ProbeSpec
 from esscher.probe.statistic import (
@@ -39,6 +38,7 @@ from esscher.probe.statistic import (
     largest_variance,
 )
 from esscher.probe.statistics import statistics_of
+from esscher.probe.statistics.errors import MOMENT_EXPONENTS
 from esscher.runs.columns import Column
 from esscher.tails.extremes import MEANINGS
 
@@ -115,7 +115,7 @@ def columns(spec: ProbeSpec) -> dict[str, tuple[Column, ...]]:
     """The columns of every table, in their order."""
     statistics = statistics_of(spec)
     own = (column for statistic in statistics for column in statistic.columns(spec))
-    exponents = EXPONENTS if spec.moments else ()
+    exponents = MOMENT_EXPONENTS if spec.moments else ()
     found: dict[str, tuple[Column, ...]] = {
         "heads": (*IDENTITY, *own, *exponents),
         "layers": (*LAYERS, *exponents),

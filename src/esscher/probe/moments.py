@@ -32,9 +32,8 @@ from esscher.inputs import generator_for
 from esscher.probe.curves import curve_rows
 from esscher.probe.session import Indices, Session
 from esscher.probe.statistic import LayerInfo, token_tensors
-from esscher.probe.statistics.errors import CURVES
+from esscher.probe.statistics.errors import CURVES, MOMENT_EXPONENTS
 from esscher.runs import Unit
-from esscher.runs.columns import Column
 
 Tensors = tuple[Tensor, Tensor, Tensor]  # q (H, N, k), k and v (H_kv or H, N, .)
 
@@ -43,20 +42,6 @@ WHOLE_LAYER = -1  # the "head" of a layer's heads side by side
 LARGEST = 2048  # n unless told otherwise: pairs grow as its square
 SMALLEST = 64
 SCORES = 2**22  # capped scores computed at once
-
-
-def _exponents(metric: str, name: str) -> tuple[Column, ...]:
-    key, label = f"beta_{metric}", f"exponent of the {name}"
-    what = f"Exponent fitted to the sampled error of the outputs' {name}."
-    ends = (f"{key}_low", f"{key}_high")
-    return (
-        Column(key, "float", label, what, short=name, ends=ends, metric=metric),
-        Column(ends[0], "float", f"{label}, low", "Lower end of its interval."),
-        Column(ends[1], "float", f"{label}, high", "Upper end of its interval."),
-    )
-
-
-EXPONENTS = (*_exponents("mean", "mean"), *_exponents("cov", "covariance"))  # of heads and layers
 
 
 def check_moments(session: Session) -> None:
@@ -112,15 +97,18 @@ def of_heads(info: LayerInfo, tensors: Tensors, heads: tuple[int, ...]) -> Tenso
     return q[list(heads)], k[own], v[own]
 
 
-def block_state(info: LayerInfo, q: Tensor, k: Tensor, v: Tensor) -> AttentionState:
-    """Attention of queries (H, m, k) on keys and values (H, B, .), by the fused kernel where scores
-    are not capped.
+def block_state(
+    info: LayerInfo, q: Tensor, k: Tensor, v: Tensor, factor: float = 1.0
+) -> AttentionState:
+    """Attention of queries (H, m, k) on keys and values (H, B, .) with scores times ``factor``, by
+    the fused kernel where scores are not capped.
     """
     if info.softcap is None:
-        return attention_state(q, k, v, info.scale)
+        return attention_state(q, k, v, factor * info.scale)
     parts = []
     for rows in torch.split(q, max(1, SCORES // max(1, k[..., 0].numel())), dim=-2):
-        scores = score(rows, k, info.scale, info.softcap).double()  # a cap keeps them small
+        # a cap keeps them small
+        scores = factor * score(rows, k, info.scale, info.softcap).double()
         parts.append(AttentionState(scores.logsumexp(-1), scores.softmax(-1) @ v.double()))
     return AttentionState(
         torch.cat([part.lse for part in parts], -1), torch.cat([part.out for part in parts], -2)
@@ -128,14 +116,20 @@ def block_state(info: LayerInfo, q: Tensor, k: Tensor, v: Tensor) -> AttentionSt
 
 
 def moment_curves(
-    info: LayerInfo, tensors: Tensors, heads: tuple[int, ...], n: Indices, repeats: int, seed: int
+    info: LayerInfo,
+    tensors: Tensors,
+    heads: tuple[int, ...],
+    n: Indices,
+    repeats: int,
+    seed: int,
+    factor: float = 1.0,
 ) -> dict[tuple[int, str], ErrorCurve]:
     """Errors of the mean and of the covariance on n tokens against the whole pool, by head and
-    metric; WHOLE_LAYER: all heads side by side.
+    metric, scores times ``factor``; WHOLE_LAYER: all heads side by side.
     """
     q, k, v = of_heads(info, tensors, heads)
     pool, width = k.shape[1], v.shape[-1]
-    limit = Moments.of(block_state(info, q, k, v).out)
+    limit = Moments.of(block_state(info, q, k, v, factor).out)
     columns = {head: slice(i * width, (i + 1) * width) for i, head in enumerate(heads)}
     columns[WHOLE_LAYER] = slice(None)
     squared = {
@@ -149,7 +143,7 @@ def moment_curves(
         queries, keys, values = q[:, drawn], k[:, drawn], v[:, drawn]
         state = init(queries, width)
         for place, (old, new) in enumerate(itertools.pairwise([0, *n.tolist()])):
-            block = block_state(info, queries, keys[:, old:new], values[:, old:new])
+            block = block_state(info, queries, keys[:, old:new], values[:, old:new], factor)
             state = merge(state, block)
             here = Moments.of(state.out[:, :new])
             mean, cov = here.mean - limit.mean, here.cov - limit.cov
@@ -205,7 +199,7 @@ def unit_moments(session: Session, unit: Unit) -> dict[str, pd.DataFrame]:
         held[captured.layer].append(token_tensors(captured, some))
 
     session.run(np.flatnonzero(chosen.any(axis=1)), unit["layers"], sink)
-    curves, exponents = list[pd.DataFrame](), list[dict[str, Any]]()
+    curves, exponents, scaled = list[pd.DataFrame](), list[dict[str, Any]](), list[dict[str, Any]]()
     spec, n = session.spec, moment_ladder(session.spec.moments_n, int(chosen.sum()))
     for layer in unit["layers"]:
         q, k, v = (torch.cat(parts, dim=1) for parts in zip(*held.pop(layer), strict=True))
@@ -215,10 +209,18 @@ def unit_moments(session: Session, unit: Unit) -> dict[str, pd.DataFrame]:
             exponents.append({"layer": layer, "head": head, **moment_row(found, head)})
         for (head, _), curve in found.items():
             curves.append(curve_rows(curve).assign(layer=layer, head=head))
+        for scale in spec.scales:
+            told = (info[layer], (q, k, v), heads, n, spec.moments, spec.seed, scale)
+            again = found if scale == 1 else moment_curves(*told)
+            scaled += [
+                {"layer": layer, "head": head, "scale": scale, **moment_row(again, head)}
+                for head in heads
+            ]
     together = pd.concat(curves, ignore_index=True)
     return {
         "curves": together[[column.key for column in CURVES]],
         "moments": pd.DataFrame(exponents),
+        **({"scaled_moments": pd.DataFrame(scaled)} if scaled else {}),
     }
 
 
@@ -237,11 +239,19 @@ def with_moments(
     """The tables of a probe with the exponents and curves that units of moments found; what failed
     stays empty.
     """
-    exponents = [column.key for column in EXPONENTS]
-    known = sampled.get("moments", pd.DataFrame(columns=["layer", "head", *exponents], dtype=float))
+    exponents, place = [column.key for column in MOMENT_EXPONENTS], ["layer", "head", "scale"]
+    known, scaled = (
+        sampled.get(name, pd.DataFrame(columns=[*place, *exponents], dtype=float))
+        for name in ("moments", "scaled_moments")
+    )
+    known = known.drop(columns="scale", errors="ignore")
     layers = known[known["head"] == WHOLE_LAYER].drop(columns="head")
     found = dict(tables)
-    for name, rows, on in (("heads", known, ["layer", "head"]), ("layers", layers, ["layer"])):
+    for name, rows, on in (
+        ("heads", known, place[:2]),
+        ("layers", layers, place[:1]),
+        ("scales", scaled, place),
+    ):
         if len(tables.get(name, ())):
             frame = tables[name].drop(columns=exponents, errors="ignore")
             found[name] = frame.merge(rows, how="left", on=on)

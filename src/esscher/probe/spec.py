@@ -177,7 +177,8 @@ class ProbeSpec(RunSpec):
         """No rule is asked for by NO_RULES."""
         if value is None:
             return None
-        return () if value in (NO_RULES[0], NO_RULES, list(NO_RULES)) else open_rules(value)
+        none = value in (NO_RULES[0], NO_RULES, list(NO_RULES))
+        return () if none else open_rules(value, fixed=True)
 
     @property
     def compared(self) -> tuple[str, ...]:

@@ -352,7 +352,9 @@ class Scales(Statistic):
             curve = curve_of(own, drawn_ladder(end.spec, end.n_keys), Draws.sampling)
             fit = fitted(curve, fit_range(end.spec, end.n_keys), end.queries.windows[end.kept])
             theory = _exponents(scale**2 * end.row["coupling"], scale * end.row["horizon2"])
-            rows.append({"scale": scale, **fit, **theory})
+            sampled = MOMENT_EXPONENTS if end.spec.moments else ()  # filled in at the end
+            unknown = {column.key: math.nan for column in sampled}
+            rows.append({"scale": scale, **fit, **theory, **unknown})
         return Result({}, {"scales": pd.DataFrame(rows)} if rows else {})
 
 
@@ -517,6 +519,21 @@ REGIME = (
         "Signs of failure by name: exploded constants, hardmax regime, distribution mismatch.",
     ),
 )
+
+
+def _moment_exponent(metric: str, name: str) -> tuple[Column, ...]:
+    key, label = f"beta_{metric}", f"exponent of the {name}"
+    what = f"Exponent fitted to the sampled error of the outputs' {name}."
+    ends = (f"{key}_low", f"{key}_high")
+    return (
+        Column(key, "float", label, what, short=name, ends=ends, metric=metric),
+        Column(ends[0], "float", f"{label}, low", "Lower end of its interval."),
+        Column(ends[1], "float", f"{label}, high", "Upper end of its interval."),
+    )
+
+
+# of heads and layers, sampled
+MOMENT_EXPONENTS = (*_moment_exponent("mean", "mean"), *_moment_exponent("cov", "covariance"))
 MOMENTS = (
     "Of the mean and covariance of the outputs, scores times α: not of the L2 error, whose exponent"
     " is measured here."
@@ -538,4 +555,5 @@ def scale_columns(spec: ProbeSpec) -> tuple[Column, ...]:
         *(known[key] for key in ("coupling", "horizon2")),
         *(replace(known[key], help=MOMENTS) for key in ("beta_paper", "beta_paper_experimental")),
         *(known[key] for key in ("beta_sharp", "beta_sharp_rms")),
+        *(MOMENT_EXPONENTS if spec.moments else ()),
     )

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from esscher.errors.curve import CURVE
-from esscher.errors.keep_curve import KeepErrors, square_root
+from esscher.errors.keep_curve import KeepErrors, low_rank_curve, square_root
 from esscher.hf.gradients import DRAWS, FisherMetric, drawn_gradients, fisher_metric
 from esscher.hf.interventions import prefill
 from esscher.hf.loading import task_of
 from esscher.intervals import mean_interval
-from esscher.keep import Impact, Recent, Sinks, parse
+from esscher.keep import Impact, LowRank, Recent, Sinks, parse
 from esscher.keep.context import Context
 from esscher.keep.rule import Ranked, Rule
 from esscher.probe.budget import per_query
@@ -57,6 +57,7 @@ STREAM, CHANCE = "sinks:4+recent", "random"  # they and the best rule tell a hea
 STREAMS, DIFFUSE = 0.25, 4.0
 ERROR = 0.1  # relative, at which kinds are told
 NONE = "none"  # in place of a rule, where none reaches an error
+FITTED = (0.02, 0.25)  # shares of the keys that the rate of a rule is fitted between
 RANK = 64  # directions of a head's Fisher metric that are stored
 PLACES = 64  # last places of a window, a quarter of it at most, where gradients are taken
 QUARTER = 4
@@ -80,7 +81,9 @@ class Frontier(Statistic):
         return (*KIND, RULE_KEYS, *reached, GRADIENT)
 
     def tables(self, spec: ProbeSpec) -> dict[str, tuple[Column, ...]]:
-        return {"frontier": FRONTIER, "fisher": FISHER} if spec.compared else {}
+        if not spec.compared:
+            return {}
+        return {"frontier": FRONTIER, "rule_rates": RATES, "fisher": FISHER}
 
     def before(self, session: Session, window: int) -> RuleWindow | None:
         if window not in session.rule_windows:
@@ -94,6 +97,9 @@ class Frontier(Statistic):
         if head.window is None or (known := head.window.before[self.name]) is None:
             return {}
         found = dict(known.errors(head, head.window))
+        if "mse" in found:
+            found["window_mse"] = found["mse"].mean(0, keepdim=True)
+            found["window_kept"] = found["kept"].mean(0, keepdim=True)
         for name in found.keys() & {"nats", "cut"}:  # one number for the window
             found[name] = found[name].mean(0, keepdim=True)
         if known.fisher is not None:
@@ -125,7 +131,9 @@ class Frontier(Statistic):
         for epsilon in spec.epsilons:
             needed = {rule: _needed(own, epsilon) for rule, own in curves.items()}
             columns |= {at_error(name, epsilon): value for name, value in _fewest(needed).items()}
-        return Result(columns, tables | {"frontier": rows})
+        return Result(
+            columns, tables | {"frontier": rows, "rule_rates": _rates(found, spec.compared)}
+        )
 
 
 def _fisher(found: Numbers) -> dict[str, Any]:
@@ -154,12 +162,14 @@ def _rows(found: Numbers, rules: tuple[str, ...]) -> pd.DataFrame:
     rms = np.sqrt(mse.mean(0))
     rule, share = np.nonzero(np.isfinite(rms) & ~again)
     limit = np.sqrt(found["limit"].double().mean().numpy())
+    shares, keys = np.array(SHARES), float(found["keys"].double().mean())
+    fixed = np.array([parse(text).free is None for text in rules])
     with np.errstate(divide="ignore", invalid="ignore"):
         relative = np.where(rms == 0, 0.0, rms / limit)
     return pd.DataFrame(
         {
             "rule": np.array(rules, dtype=object)[rule],
-            "share": np.array(SHARES)[share],
+            "share": np.where(fixed[rule], kept.mean(0)[rule, share] / keys, shares[share]),
             "kept": kept.mean(0)[rule, share],
             "rms": rms[rule, share],
             "relative": relative[rule, share],
@@ -169,6 +179,25 @@ def _rows(found: Numbers, rules: tuple[str, ...]) -> pd.DataFrame:
             **_nats(found, rule, share),
         }
     )
+
+
+def _rates(found: Numbers, rules: tuple[str, ...]) -> pd.DataFrame:
+    """b of error ~ keys^-b by rule, over the sizes of FITTED, with its interval over windows; a
+    rule of fewer than three sizes, or without error there, has none.
+    """
+    mse, kept = found["window_mse"].numpy(), found["window_kept"].numpy()
+    inside = (np.array(SHARES) >= FITTED[0]) & (np.array(SHARES) <= FITTED[1])
+    rows = []
+    for i, rule in enumerate(rules):
+        slopes = []
+        for error, keys in zip(mse[:, i], kept[:, i], strict=True):
+            used = inside & (error > 0) & np.append(True, np.diff(keys) > 0)
+            if used.sum() > 2:
+                slopes.append(-np.polyfit(np.log(keys[used]), np.log(error[used]) / 2, 1)[0])
+        if slopes:
+            mean, low, high = mean_interval(slopes)
+            rows.append({"rule": rule, "exponent": mean, "low": low, "high": high})
+    return pd.DataFrame(rows, columns=[column.key for column in RATES[2:]])
 
 
 def _nats(found: Numbers, rule: Any, share: Any) -> dict[str, Any]:
@@ -391,8 +420,14 @@ def _errors(context: Context, choosers: Context, rules: Sequence[Rule]) -> dict[
         possible = n >= _least(rule, context)
         if not possible.any():
             continue
+        if rule.free is None:  # one point, at the first size that has so many keys
+            possible = np.arange(len(n)) == possible.argmax()
+        sizes = None if rule.free is None else n[possible]
         errors = held_out if any(part.observes for part in rule.parts) else own
-        curve = errors.curve(rule, n[possible], nats=priced)
+        if isinstance(rule, LowRank):
+            curve = low_rank_curve(context, rule, sizes)
+        else:
+            curve = errors.curve(rule, sizes, nats=priced)
         assert curve.queries is not None
         assert curve.kept is not None
         if curve.queries.nats is not None:
@@ -428,7 +463,14 @@ def check_rules(session: Session) -> None:
     most = int(kept_sizes(keys).max())
     for text in spec.rules:
         rule = parse(text)
-        rule.check(context, most)
+        if isinstance(rule, LowRank):
+            if rule.svd or any(session.loaded.shapes[layer].causal for layer in session.layers):
+                raise ValueError(
+                    f"rules: {text} needs every query to see every key, and svd all queries; use an"
+                    " encoder with lowrank or lowrank:projected, or leave it out"
+                )
+            continue
+        rule.check(context, None if rule.free is None else most)
         if most < rule.least(context):
             raise ValueError(
                 f"rules: {text} keeps more keys surely than {most}, {SHARES[-1]:.0%} of the {keys}"
@@ -437,9 +479,11 @@ def check_rules(session: Session) -> None:
 
 
 def _least(rule: Rule, context: Context) -> float:
+    if isinstance(rule, LowRank):
+        return float(rule.rank or 1) if bool(context.visible.all()) else math.inf
     try:
-        rule.check(context, context.keys)
-        return float(rule.least(context))
+        rule.check(context, None if rule.free is None else context.keys)
+        return float(rule.least(context) if rule.free else rule.include(context).size.mean())
     except ValueError:  # a number of the rule is larger than the number of keys
         return math.inf
 
@@ -544,6 +588,21 @@ FRONTIER = (
     Column("nats_low", "float", "predicted KL, low", "Lower end of its interval over windows."),
     Column("nats_high", "float", "predicted KL, high", "Upper end of its interval over windows."),
     Column("nats_windows", "list", "predicted KL, windows", "The same of every window."),
+)
+RATES = (
+    LAYER,
+    HEAD,
+    FRONTIER[3],
+    Column(
+        "exponent",
+        "float",
+        "exponent",
+        f"b of error ~ keys^-b from {FITTED[0]:.0%} to {FITTED[1]:.0%} of the keys, mean over"
+        " windows.",
+        ends=("low", "high"),
+    ),
+    Column("low", "float", "exponent, low", "Lower end of its interval over windows."),
+    Column("high", "float", "exponent, high", "Upper end of its interval over windows."),
 )
 FISHER = (
     LAYER,
