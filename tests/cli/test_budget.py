@@ -106,7 +106,7 @@ def test_a_run_of_the_corpus_has_random_keys_alone(
         (["--epsilon", "much"], "--epsilon"),
         (["--total", "200", "--epsilon", ".1"], "expected one of an error, a total and a loss"),
         (["--kl", "0.05"], "has no losses in nats: no keep rules were compared"),
-        (["--rule", "best"], "no rule 'best' in 'best'; rules: bigbird"),
+        (["--rule", "best"], "no rule 'best' in 'best'; rules: adaptive, bigbird"),
         (["--kvpress", "x.npy", "--total", "200"], "leave --epsilon, --total and --kl out"),
         (["--kvpress", "."], "it exists already; give another name"),
         (["--total", "5"], "total: expected between 32"),

@@ -67,6 +67,7 @@ OPEN = (
     "snapkv",
     "tova",
     "restkv",
+    "vattention:0.7:delta=0.2:sinks=1:recent=1",
 )
 FIXED = (
     "random:0.3",
@@ -84,10 +85,13 @@ FIXED = (
     "expected:2",
     "neyman:3",
     "neyman:3:shared",
+    "magicpig:2:5",
     "streamingllm:1:2",
     "longformer:1",
     "longformer:1:at=0,2",
     "bigbird:1:0.2",
     "sinks:1+recent:1+random:0.2+random:0.3",
+    "sinks:1+recent:1+adaptive:0.9:delta=0.3",
+    "vattention:0.9:0.4:sinks=1:recent=1:topk=2:base=0.3",
 )
 RULES = (*((text, True) for text in OPEN), *((text, False) for text in FIXED))

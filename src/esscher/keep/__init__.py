@@ -1,6 +1,6 @@
 """Which keys a query keeps: rules give inclusion probabilities and weights, and combine with |."""
 
-from esscher.keep.chance import Neyman, Random
+from esscher.keep.chance import AdaptiveRest, MagicPIG, Neyman, Random
 from esscher.keep.context import Context
 from esscher.keep.named import (
     H2O,
@@ -11,6 +11,7 @@ from esscher.keep.named import (
     RestKV,
     SnapKV,
     StreamingLLM,
+    VAttention,
 )
 from esscher.keep.position import Global, Recent, Sinks, Strided, Window
 from esscher.keep.ranked import (
@@ -41,6 +42,7 @@ from esscher.keep.rule import (
 __all__ = [
     "H2O",
     "TOVA",
+    "AdaptiveRest",
     "BigBird",
     "Chance",
     "Context",
@@ -57,6 +59,7 @@ __all__ = [
     "KeyNorm",
     "Longformer",
     "LowRank",
+    "MagicPIG",
     "Neyman",
     "Observed",
     "Pattern",
@@ -71,6 +74,7 @@ __all__ = [
     "Strided",
     "TopK",
     "Union",
+    "VAttention",
     "Window",
     "parse",
     "register",
@@ -78,7 +82,7 @@ __all__ = [
 ]
 
 for _rule in (
-    *(Random, Neyman, LowRank),
+    *(Random, Neyman, MagicPIG, AdaptiveRest, LowRank),
     *(Sinks, Recent, Window, Strided, Global),
     *(
         TopK,
@@ -94,5 +98,5 @@ for _rule in (
     ),
 ):
     register(_rule.name, _rule)
-for _named in (BigBird, H2O, Longformer, RestKV, SnapKV, StreamingLLM, TOVA):
+for _named in (BigBird, H2O, Longformer, RestKV, SnapKV, StreamingLLM, TOVA, VAttention):
     register(_named.__name__.lower(), _named)

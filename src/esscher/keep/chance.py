@@ -2,15 +2,48 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from esscher.keep.context import Context
-from esscher.keep.rule import Chance, as_fraction, as_size, ordered
+from esscher.keep.rule import Chance, as_between, as_fraction, as_size, ordered, refused
+
+
+@dataclass(frozen=True)
+class MagicPIG(Chance):
+    """A key is kept if it falls into the query's bucket in at least 2 of ``tables`` tables of
+    ``bits`` signs each.
+
+    Signs of random projections agree with probability s = 1 - angle/pi; all bits of a table with r
+    = s^bits; so that p = 1 - (1 - r)^tables - tables r (1 - r)^(tables - 1). Keys are centred
+    first, as MagicPIG does.
+    """
+
+    name: ClassVar[str] = "magicpig"
+    per_query = True
+    bits: int = 10
+    tables: int = 150
+    reweight: bool = True
+
+    def __post_init__(self) -> None:
+        as_size(self.bits, "magicpig, bits")
+        as_size(self.tables, "magicpig, tables", least=2)
+
+    def probability(self, context: Context, rest: Tensor, wanted: Tensor | None) -> Tensor:
+        k = context.k.double() - context.k.double().mean(0)
+        cosine = (
+            torch.nn.functional.normalize(context.q.double(), dim=1)
+            @ torch.nn.functional.normalize(k, dim=1).T
+        )
+        same = (1 - torch.acos(cosine.clamp(-1, 1)) / math.pi) ** self.bits
+        apart = (1 - same) ** (self.tables - 1)
+        return rest * (1 - apart * (1 - same) - self.tables * same * apart).clamp(0, 1)
 
 
 @dataclass(frozen=True)
@@ -42,6 +75,53 @@ def share_of(wanted: Tensor, rest: Tensor) -> float:
     """
     others = float(rest.double().mean())
     return min(max(float(wanted.mean()) / others, 0.0), 1.0) if others else 0.0
+
+
+@dataclass(frozen=True)
+class AdaptiveRest(Chance):
+    """Each key of the rest with probability b/n, reweighted; b of each query from its own sigma and
+    D.
+
+    As a keep rule it knows sigma and D from all keys, and keys are kept independently, so that the
+    integral applies. ``base`` 0: no base sample.
+    """
+
+    name: ClassVar[str] = "adaptive"
+    per_query = True
+    epsilon: float = 0.1
+    delta: float = 0.1
+    base: float = 0.02
+    reweight: ClassVar[bool] = True  # type: ignore[misc]
+
+    def __post_init__(self) -> None:
+        as_between(self.epsilon, "adaptive, epsilon", 0, 1)
+        as_between(self.delta, "adaptive, delta", 0, 0.5)
+        if self.base != 0:
+            as_between(self.base, "adaptive, base", 0, 1)
+
+    def base_size(self, rest: Tensor) -> Tensor:
+        """Keys of the base sample; two at least, where there is one: a standard deviation needs
+        them.
+        """
+        if not self.base:
+            return torch.zeros_like(rest)
+        return torch.minimum(rest, (self.base * rest).floor().clamp_min(2))
+
+    def budget(self, sigma: Tensor, total: Tensor, rest: Tensor) -> Tensor:
+        """b, a whole number: from the base sample's size, and from 1, to ``rest``, the keys there
+        are.
+        """
+        z = -NormalDist().inv_cdf(self.delta)
+        wanted = (z * sigma * rest / (self.epsilon * total)).square().floor().clamp_min(1)
+        return torch.minimum(torch.maximum(wanted, self.base_size(rest)), rest)
+
+    def probability(self, context: Context, rest: Tensor, wanted: Tensor | None) -> Tensor:
+        share = context.attention  # e over the whole denominator
+        count = rest.sum(1).double()
+        some = count.clamp_min(1)
+        mean = (share * rest).sum(1) / some
+        sigma = (((share - mean[:, None]) * rest).square().sum(1) / some).sqrt()
+        return rest * (self.budget(sigma, torch.ones_like(sigma), count) / some)[:, None]
 
 
 # ---- Neyman: the chances that make the reweighted error least, to first order, at a given number

@@ -7,10 +7,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from esscher.keep.chance import Random
+from esscher.keep.chance import AdaptiveRest, Random
 from esscher.keep.context import Context
 from esscher.keep.position import Global, Recent, Sinks, Window
-from esscher.keep.ranked import Heavy, Impact
+from esscher.keep.ranked import Heavy, Impact, TopK
 from esscher.keep.rule import Part, Union, as_size, refused
 
 
@@ -49,6 +49,20 @@ def TOVA(size: int | None = None) -> Heavy:
 def RestKV(size: int | None = None, last: int = 32, pool: int = 5) -> Impact:
     """Keys whose loss changes the output most at the last queries (ReST-KV, 2026)."""
     return Impact(size, last, pool)
+
+
+def VAttention(
+    epsilon: float = 0.1,
+    delta: float = 0.1,
+    sinks: int = 4,
+    recent: int = 64,
+    topk: int | None = None,
+    base: float = 0.02,
+) -> Union:
+    """The first keys, the last, those of largest score, and of the rest what (epsilon, delta) ask
+    for (Desai et al. 2025).
+    """
+    return Sinks(sinks) | Recent(recent) | TopK(topk) | AdaptiveRest(epsilon, delta, base)
 
 
 # ---- LowRank: attention through r mixtures of all keys (Linformer); no keep rule, but an error

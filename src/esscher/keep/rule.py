@@ -493,6 +493,13 @@ def as_fraction(value: Any, name: str) -> float | None:
     return float(value)
 
 
+def as_between(value: Any, name: str, low: float, high: float) -> float:
+    """A number above ``low`` and below ``high``."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low < value < high:
+        raise refused(f"{name}: expected a number above {low:g} and below {high:g}, got {value!r}")
+    return float(value)
+
+
 # ---- Queries some at a time: what needs all pairs of queries and keys never has them open at
 # once.
 
