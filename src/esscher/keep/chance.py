@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from esscher.keep.context import Context
-from esscher.keep.rule import Chance, as_between, as_fraction, as_size, ordered, refused
+from esscher.keep.rule import Chance, as_between, as_fraction, as_size, ordered
 
 
 @dataclass(frozen=True)
