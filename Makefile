@@ -53,10 +53,10 @@ chromium:  ## Debian's browser for the tests of the report, where apt can instal
 	@.ci/chromium
 
 unit: $(STAMP) chromium  ## the tests that take seconds
-	$(BIN)/python -m pytest -n $(JOBS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 test-slow: $(STAMP) chromium  ## the tests that take minutes
-	$(BIN)/python -m pytest -n $(JOBS) -m slow
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m slow
 
 fuzz: $(STAMP)  ## 30,000 random calls of the public API against independent references
 	$(BIN)/python -m tests.fuzz --calls 30000 --seed 1

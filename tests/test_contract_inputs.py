@@ -228,9 +228,7 @@ CASES = [
     Case(
         "exact_curve",
         HEAD | N | TOKENS,
-        lambda i: of_curve(
-            es.exact_curve(head(i), es.Pool(i["tokens"], i["weights"]), i["x"], i["n"])
-        ),
+        lambda i: of_curve(es.exact_curve(head(i), es.Pool(i["tokens"]), i["x"], i["n"])),
     ),
     Case(
         "exact_curve",
@@ -278,7 +276,7 @@ CASES = [
     ),
     Case("Gaussian", LAW | THETA, of_law(gaussian, False)),
     Case("Mixture", LAW | THETA | NUMBERS, of_law(of_mixture, False)),
-    Case("Pool", TOKENS | THETA, of_law(lambda i: es.Pool(i["tokens"], i["weights"]), True)),
+    Case("Pool", TOKENS | THETA, of_law(lambda i: es.Pool(i["tokens"]), True)),
     Case("Sphere", THETA | NUMBERS, of_law(lambda i: es.Sphere(4, i["numbers"][1]), True)),
     Case("Ball", THETA | NUMBERS, of_law(lambda i: es.Ball(4, i["numbers"][1]), True)),
     Case("Cube", THETA | NUMBERS, of_law(lambda i: es.Cube(4, i["numbers"][1]), True)),

@@ -28,7 +28,6 @@ HEAD, LAW = es.Head(EYE, EYE), es.Gaussian(EYE)
         (es.Sphere(3, 2.0), "Sphere(dim=3, radius=2)"),
         (es.Cube(4), "Cube(dim=4, half_width=1)"),
         (es.Pool(EYE), "Pool(dim=2, 2 tokens)"),
-        (es.Pool(EYE, [1.0, 2.0]), "Pool(dim=2, 2 tokens, weighted)"),
         (
             es.Mixture([1, 3], [LAW, es.Ball(2)]),
             "Mixture(0.25 Gaussian(dim=2, tr cov=2) + 0.75 Ball(dim=2, radius=1))",

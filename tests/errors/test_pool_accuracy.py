@@ -32,27 +32,22 @@ class Case:
     v: torch.Tensor
     n: list[int]
     sampling: str = "replacement"
-    weights: np.ndarray | None = None
 
     def curve(self) -> ErrorCurve:
-        return exact_pool_curve(
-            self.q, self.k, self.v, self.n, self.sampling, scale=1.0, weights=self.weights
-        )
+        return exact_pool_curve(self.q, self.k, self.v, self.n, self.sampling, scale=1.0)
 
     def truth(self) -> np.ndarray:
         """Key by key in float64, which 60 digits confirm below."""
         scores = self.q.double() @ self.k.double().T
-        with np.errstate(divide="ignore"):
-            log_weights = None if self.weights is None else np.log(self.weights)
         errors = error_from_nodes(
-            scores, log_weights, self.v.double(), None, self.n, sampling=self.sampling
+            scores, None, self.v.double(), None, self.n, sampling=self.sampling
         )
         return np.asarray(np.sqrt(errors.mse.mean(0)))
 
 
 def random_case(seed: int) -> Case:
-    """Any type, 1 to 60 keys, some repeated, spans of 0 to 60 nats, values offset, tiny or equal,
-    weights over 12 decades.
+    """Any type, 1 to 60 keys, some repeated, spans of 0 to 60 nats, values offset, tiny or
+    equal.
     """
     pick = np.random.default_rng(seed)
     keys, queries, width, d_v = (
@@ -71,13 +66,7 @@ def random_case(seed: int) -> Case:
     tensors = [torch.tensor(x).to(dtype) for x in (q, k, v)]
     if pick.random() < 0.4:
         return Case(*tensors, sorted({1, keys, int(pick.integers(1, keys + 1))}), "bernoulli")
-    weights = None
-    if pick.random() < 0.5:
-        weights = 10.0 ** pick.uniform(-pick.choice([1, 12]), 0, keys) * (pick.random(keys) < 0.9)
-        weights[int(pick.integers(keys))] = 1.0
-    return Case(
-        *tensors, sorted({1, 2, int(2 ** pick.uniform(1, 53)), 9 * 10**15, MOST}), weights=weights
-    )
+    return Case(*tensors, sorted({1, 2, int(2 ** pick.uniform(1, 53)), 9 * 10**15, MOST}))
 
 
 def test_random_pools_keep_to_their_stated_accuracy() -> None:
@@ -110,9 +99,7 @@ def digits(case: Case) -> list[float]:
 def _mean_square(case: Case, n: int) -> mpmath.mpf:
     number = mpmath.mpf
     keys, d_v = case.v.shape
-    weights = np.ones(keys) if case.weights is None else case.weights
-    given = [number(float(x)) for x in weights]
-    w = [x / mpmath.fsum(given) for x in given]  # to 60 digits: phi^n tells
+    w = [number(1) / keys] * keys  # to 60 digits: phi^n tells
     scores = [
         mpmath.fsum(
             number(float(a)) * number(float(b)) for a, b in zip(case.q[0], row, strict=True)
@@ -155,26 +142,17 @@ CASES = {
     "one key with all the weight": Case(
         column(1.0), column(0, -19.5, -46, -73), column(1.3, -0.2, 0.7, 2), [1, 10**5, 10**9, MOST]
     ),
-    "the same by its weight": Case(
-        column(1.0),
-        column(0, 0.3, -0.2),
-        column(1.0, -1, 2),
-        [1, 7, MOST],
-        weights=np.array([1.0, 1e-12, 1e-9]),
-    ),
     "a rare key that takes all": Case(
         column(1.0),
-        column(0, 30, 2),
-        column(1.0, -1, 2),
-        [1, 10**6, 10**12, MOST],
-        weights=np.array([1.0, 1e-9, 1]),
+        column(30, *[2.0] * 11),
+        column(-1.0, *np.linspace(1, 2, 11)),
+        [1, 10**3, 10**6, MOST],
     ),
     "tiny values far from 0": Case(
         column(1.0),
         column(0, 0.4, 1, -3),
         1e4 + 1e-10 * column(3.0, -7, 12, 40),
         [1, 100, 9 * 10**15],
-        weights=np.ones(4),
     ),
     "two equal keys on top": Case(
         column(2.0), column(5, 5, -20), column(0.5, 0.5 + 1e-9, 4), [1, 1000, MOST]
@@ -186,7 +164,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_against_sixty_digits(name: str, dtype: torch.dtype) -> None:
     case = CASES[name]
-    case = Case(case.q.to(dtype), case.k.to(dtype), case.v.to(dtype), case.n, weights=case.weights)
+    case = Case(case.q.to(dtype), case.k.to(dtype), case.v.to(dtype), case.n)
     curve, truth = case.curve(), np.array(digits(case))
     assert (np.abs(curve.rms - truth) <= curve.accuracy * truth).all(), (
         curve.rms / truth - 1,
@@ -201,13 +179,12 @@ def test_against_sixty_digits(name: str, dtype: torch.dtype) -> None:
 def test_equal_values_have_no_error(
     sampling: str, dtype: torch.dtype, pairs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the offset, the scores and the weights: exactly 0, and so is the relative error, on
+    """Whatever the offset and the scores: exactly 0, and so is the relative error, on
     grids and key by key.
     """
     monkeypatch.setattr(pool_error, "FEW_PAIRS", pairs)
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(rows, 3, generator=generator, dtype=torch.float64) for rows in (4, 50))
-    weights = None if sampling == "bernoulli" else torch.rand(50, generator=generator)
     for size in (12345.678, 1e-3, 0.0):
         curve = exact_pool_curve(
             q.to(dtype),
@@ -215,7 +192,6 @@ def test_equal_values_have_no_error(
             torch.full((50, 2), size, dtype=dtype),
             [1, 7, 50],
             sampling,
-            weights=weights,
         )
         assert not curve.rms.any()
         assert not curve.relative.any()

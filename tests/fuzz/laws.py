@@ -99,18 +99,8 @@ def _gaussian(draw: Draw, dim: int, odds: float, junk: float) -> tuple[Any, Spec
 def _pool(draw: Draw, dim: int, odds: float, junk: float) -> tuple[Any, Spec]:
     size = draw.whole(1, 40)
     tokens, exact = draw.given(draw.rows(size, dim, draw.size(odds=odds)), draw.dtype())
-    weights, exact_weights = (None, np.ones(size))
-    if draw.chance(0.4):
-        table = (
-            draw.rng.exponential(size=size)
-            * (draw.rng.random(size) > 0.2)
-            * 10 ** draw.rng.uniform(-5, 5)
-        )
-        table[0] += 1e-3
-        weights, exact_weights = draw.given(table)
-    kinds = {"tokens": "array"} | ({} if weights is None else {"weights": "array"})
-    given = draw.spoil({"tokens": tokens, "weights": weights}, kinds, junk)
-    return draw.public("Pool", **given), PoolSpec(exact, exact_weights)
+    given = draw.spoil({"tokens": tokens}, {"tokens": "array"}, junk)
+    return draw.public("Pool", **given), PoolSpec(exact, np.ones(size))
 
 
 def _mixture(draw: Draw, dim: int, depth: int, odds: float, junk: float) -> tuple[Any, Spec]:

@@ -44,12 +44,7 @@ def _curve(draw: Draw) -> None:
     dtype = draw.dtype()
     given, (q, k, v) = any_inputs(draw, dtype, most=60, odds=0.06)
     q, given["q"] = q[:3], _first(given["q"], 3)
-    weights, exact_weights = None, np.ones(len(k))
     sampling = draw.pick(["replacement", "bernoulli"], p=[0.65, 0.35])
-    if sampling == "replacement" and draw.chance(0.3):
-        table = draw.rng.exponential(size=len(k)) * (draw.rng.random(len(k)) > 0.2)
-        table[0] += 0.01
-        weights, exact_weights = draw.given(table)
     if (draw.chance(0.15) and dtype != torch.float64 and len(k) <= MOST_ATOMS) or (
         draw.chance(0.12) and len(k) <= MOST_ATOMS
     ):
@@ -60,8 +55,6 @@ def _curve(draw: Draw) -> None:
             "k": _repeat(k, times, dtype),
             "v": _repeat(v, times, dtype),
         }
-        if weights is not None:
-            weights = torch.from_numpy(np.tile(exact_weights, times))
     else:
         times = 1
     keys = len(k) * times
@@ -82,7 +75,6 @@ def _curve(draw: Draw) -> None:
         "n": n,
         "sampling": sampling,
         "scale": scale,
-        "weights": weights,
         "details": draw.chance(0.5),
     }
     arguments = draw.spoil(arguments, kinds | ({"scale": "positive"} if scale is not None else {}))
@@ -103,7 +95,7 @@ def _curve(draw: Draw) -> None:
     )
     squares = []
     for i in range(len(q)):
-        atoms = _atoms(q[i], k, v, factor, exact_weights)
+        atoms = _atoms(q[i], k, v, factor, np.ones(len(k)))
         found = _reference(draw, atoms, n, sampling, times)
         _compare(draw, curve, i, found, v, rounding, sampling)
         squares.append(np.maximum(found.mse, 0))

@@ -45,9 +45,6 @@ LAWS = [
     Law("triangular-outside", lambda: Triangular(2, 1.7)),
     Law("pool", lambda: es.Pool(_tokens(41, 3, 4))),
     Law(
-        "pool-weighted", lambda: es.Pool(_tokens(11, 2, 5), torch.arange(11.0, dtype=torch.float64))
-    ),
-    Law(
         "mixture",
         lambda: es.Mixture(
             [0.3, 0.7], [es.Gaussian(torch.eye(2).double(), [2.0, -1.0]), es.Sphere(2)]

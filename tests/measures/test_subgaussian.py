@@ -89,11 +89,6 @@ def test_two_sided_mixture_is_sharp() -> None:
 
 
 def test_weightless_parts_do_not_count() -> None:
-    far = es.Pool(
-        torch.tensor([[-1.0], [1.0], [50.0]], dtype=torch.float64), weights=[0.5, 0.5, 0.0]
-    )
-    assert far.sigma == pytest.approx(1.0)
-    assert far.support_radius() == pytest.approx(1.0)
     mixture = es.Mixture([1.0, 0.0], [es.Rademacher(1), es.Laplace(1)])
     assert mixture.sigma == pytest.approx(1.0)
     assert es.Mixture([0.5, 0.5], [es.Rademacher(1), es.Laplace(1)]).sigma is None

@@ -166,11 +166,8 @@ def _pooled(outputs: Outputs, pool: Pool) -> Pushforward:
     if pool.size > POOL_QUERIES:
         return sampled(outputs, pool, POOL_QUERIES)
     values = outputs(pool.tokens.double())
-    weights = torch.full_like(values[:, 0], 1.0 / pool.size)
-    if pool.weights is not None:
-        weights = pool.weights
-    mean = weights @ values
-    cov = (weights[:, None] * (values - mean)).T @ (values - mean)
+    mean = values.mean(0)
+    cov = (values - mean).T @ (values - mean) / pool.size
     return _closed(mean, cov, float(values.detach().norm(dim=1).max()), math.sqrt(pool.size))
 
 

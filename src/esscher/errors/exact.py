@@ -138,7 +138,7 @@ def _over_rows(
     elif pool is not None:
         tokens = pool.tokens.double()
         q, k, v = head.queries(x), head.keys(tokens), head.values(tokens)
-        return exact_pool_curve(q, k, v, counts, scale=1.0, weights=pool.weights, details=details)
+        return exact_pool_curve(q, k, v, counts, scale=1.0, details=details)
     else:
         parts = []
         for theta in head.tilt(x).double():

@@ -262,11 +262,10 @@ def update(
     state: Deposit,
     scores: Tensor,
     values: Tensor,
-    weights: Tensor | None = None,
     extent: Extent | None = None,
     owned: bool = False,
 ) -> Deposit:
-    """The state after one more block of keys: scores (m, B), values (B, d_v), weights (B,).
+    """The state after one more block of keys: scores (m, B), values (B, d_v).
 
     ``extent``: what ``reach`` says of the scores, where it is known already. ``owned``: the caller
     has no further use for the old state, so its cells may be written to: long streams then leave no
@@ -289,8 +288,6 @@ def update(
     rows = values.double() - state.center
     square = rows.square().sum(1)
     rows = torch.cat([rows, torch.ones_like(square)[:, None], square[:, None]], dim=1)
-    if weights is not None:
-        rows = rows * weights.double()[:, None]
     scatter(
         scores,
         rows,

@@ -18,7 +18,7 @@ from esscher.errors import grid as deposit
 from esscher.errors.curve import ErrorCurve, QueryErrors, check_sampling, concatenate, merged
 from esscher.errors.keep_curve import KeepErrors, low_rank_curve
 from esscher.errors.nodes import error_from_nodes
-from esscher.inputs import as_attention, as_counts, as_tensor
+from esscher.inputs import as_attention, as_counts
 from esscher.keep import Context, LowRank, parse
 
 Floats = npt.NDArray[np.float64]
@@ -46,7 +46,6 @@ def exact_pool_curve(
     keep: Any = None,
     positions: Any = None,
     chosen_by: Any = None,
-    weights: Any = None,
     details: bool = False,
 ) -> ErrorCurve:
     """Exact E||Gamma_n - Gamma||^2 over a pool of N keys; Gamma is attention on the whole pool. No
@@ -56,10 +55,10 @@ def exact_pool_curve(
     1/sqrt(width of q); ``n``: numbers of tokens. ``.rms`` is the root of the mean over queries;
     per-query values are in ``.queries``, with each query's bias when ``details``.
 
-    ``sampling="replacement"``: n keys drawn independently, with probabilities proportional to
-    ``weights`` (N,), by default equal. ``sampling="bernoulli"``: each key is kept independently
-    with probability n / N, n from 1 to N, and the error is 0 at n = N. Attention on no key is not
-    defined: that event, of probability (1 - n/N)^N, counts as no error.
+    ``sampling="replacement"``: n keys drawn independently, each alike. ``sampling="bernoulli"``:
+    each key is kept independently with probability n / N, n from 1 to N, and the error is 0 at n =
+    N. Attention on no key is not defined: that event, of probability (1 - n/N)^N, counts as no
+    error.
 
     Formulas: esscher.errors.integral. Few pairs are summed key by key in float64, to about 1e-12.
     Otherwise keys are deposited once on each query's score grid (esscher.errors.grid): float64
@@ -82,10 +81,8 @@ def exact_pool_curve(
     queries, such as earlier ones, that choose in their place; they see all keys.
     """
     if keep is not None:
-        if sampling != "replacement" or weights is not None:
-            raise ValueError(
-                "keep: a rule says by itself which keys are kept; leave sampling and weights out"
-            )
+        if sampling != "replacement":
+            raise ValueError("keep: a rule says by itself which keys are kept; leave sampling out")
         context, rule = Context.of(q, k, v, scale, positions), parse(keep)
         if chosen_by is not None:
             context = replace(context, choosers=Context.of(chosen_by, k, v, scale))
@@ -100,11 +97,11 @@ def exact_pool_curve(
             "n: expected numbers of tokens, got None; only a keep rule with all its numbers goes"
             " without"
         )
-    pool = _Pool.check(q, k, v, scale, weights, sampling)
+    pool = _Pool.check(q, k, v, scale, sampling)
     counts = as_counts(n, "n")
     check_sampling(sampling, counts, pool.keys)
     errors = pool.errors(counts, details)
-    how = f" drawn with replacement, {'equal' if weights is None else 'given'} weights"
+    how = " drawn with replacement"
     if sampling == "bernoulli":
         how = f", each kept with probability n/{pool.keys}, no kept key counts as no error"
     return ErrorCurve.from_queries(
@@ -123,7 +120,6 @@ class _Pool:
     k: Tensor
     v: Tensor
     scale: float
-    weights: Tensor | None
     sampling: str
     # (d_v,) float64: one of the values, so that equal ones are exactly 0 apart from it
     center: Tensor
@@ -133,22 +129,12 @@ class _Pool:
         return self.k.shape[0]
 
     @classmethod
-    def check(cls, q: Any, k: Any, v: Any, scale: Any, weights: Any, sampling: str) -> _Pool:
+    def check(cls, q: Any, k: Any, v: Any, scale: Any, sampling: str) -> _Pool:
         query, key, value, factor = as_attention(q, k, v, scale)
-        if weights is not None:
-            if sampling == "bernoulli":
-                raise ValueError(
-                    "weights: keys are kept with one probability in 'bernoulli'; leave weights out"
-                )
-            weights = as_tensor(weights, "weights", ndim=1, last=key.shape[0]).detach()
-            weights = weights.double().to(key.device)
-            if bool((weights < 0).any()) or not bool((weights > 0).any()):
-                raise ValueError("weights: expected numbers of at least 0, not all 0")
-            weights = weights / weights.sum()
         double = torch.float64 in (query.dtype, key.dtype, value.dtype)
         dtype = torch.float64 if double else torch.float32  # half precision too
         value = value.to(dtype)
-        mean = value.mean(0, dtype=torch.float64) if weights is None else weights @ value.double()
+        mean = value.mean(0, dtype=torch.float64)
         center = value[(value - mean.to(dtype)).square().sum(1).argmin()].double()
         apart = (value.amax(0).double() - center, center - value.amin(0).double())
         size = float(torch.maximum(*apart).max())
@@ -157,7 +143,7 @@ class _Pool:
                 f"v: values {size:g} apart have no squares in floating point; divide them by one"
                 " number, and multiply rms by it"
             )
-        return cls(query.to(dtype), key.to(dtype), value, factor, weights, sampling, center)
+        return cls(query.to(dtype), key.to(dtype), value, factor, sampling, center)
 
     def errors(self, n: Counts, details: bool) -> QueryErrors:
         """Of all queries: on score grids; key by key where there are few pairs, and of queries that
@@ -174,8 +160,7 @@ class _Pool:
         for own in torch.split((~keyed).nonzero()[:, 0], max(1, min(QUERY_BLOCK, rows))):
             state = deposit.init(len(own), grid, self.center)
             for part, scores in self._blocks(self.q[own]):
-                weights = None if self.weights is None else self.weights[part]
-                state = deposit.update(state, scores, self.v[part], weights, owned=True)
+                state = deposit.update(state, scores, self.v[part], owned=True)
             lost = deposit.lost(state) > LOST
             keyed[own[lost]] = True
             if not bool(lost.all()):
@@ -194,7 +179,6 @@ class _Pool:
 
     def _by_keys(self, q: Tensor, n: Counts, details: bool) -> QueryErrors:
         """Key by key, in float64, a few queries at a time."""
-        log_weights = None if self.weights is None else self.weights.log()
         parts = []
         for rows in torch.split(q, max(1, 2**22 // self.keys)):
             scores = rows.double() @ self.k.double().T * self.scale
@@ -203,7 +187,7 @@ class _Pool:
                     "q, k, scale: scores are beyond the floating range; make scale smaller"
                 )
             part = error_from_nodes(
-                scores, log_weights, self.v, None, n, sampling=self.sampling, details=details
+                scores, None, self.v, None, n, sampling=self.sampling, details=details
             )
             parts.append(part)
         return concatenate(parts)

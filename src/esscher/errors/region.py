@@ -55,7 +55,6 @@ class Bounds:
         pool = measure.as_pool()
         if pool is not None:
             tokens = pool.tokens.double()
-            tokens = tokens if pool.weights is None else tokens[pool.weights > 0]
             values, center = head.values(tokens), head.values(pool.mean.double())
             highest = [
                 (block @ head.keys(tokens).T).amax(1)

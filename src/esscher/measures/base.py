@@ -18,7 +18,6 @@ from esscher.measures.line import Line
 from esscher.measures.matrices import check_covariance, in_range, spectral_norm
 
 if TYPE_CHECKING:  # these are laws themselves
-    from esscher.measures.gaussian import Gaussian
     from esscher.measures.pool import Pool
     from esscher.measures.rotational import Rotational
 
@@ -117,10 +116,6 @@ class Measure(ABC):
 
     def score_tail(self, theta: Float64[Tensor, " d"], cut: float) -> float | None:
         """P(<theta, y> > cut), with its relative digits; asked where there are ``pieces``."""
-        return None
-
-    def gaussian_parts(self) -> list[tuple[float, Gaussian]] | None:
-        """The same law as a mixture of Gaussians: their weights and themselves."""
         return None
 
     def as_rotational(self) -> Rotational | None:

@@ -66,9 +66,6 @@ class Gaussian(Measure):
     def is_even(self) -> bool:
         return not bool(self._mean.any())
 
-    def gaussian_parts(self) -> list[tuple[float, Gaussian]]:
-        return [(1.0, self)]
-
     def along(self, theta: Float64[Tensor, " d"]) -> list[Line]:
         s, step = self._score_step(theta)
         # weights tilt by up to exp(2 score), which moves the bell to g = 2s

@@ -14,12 +14,27 @@ from jaxtyping import Float64
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from esscher.inputs import as_tensor
 from esscher.measures.base import Measure, power
 from esscher.measures.fields import LawFields, LawSpec
-from esscher.measures.gaussian import Gaussian
 from esscher.measures.line import Line
 from esscher.measures.matrices import ball_radius, check_covariance, upper_bound
-from esscher.measures.pool import check_weights, choose
+
+
+def check_weights(weights: Any, size: int) -> Float64[Tensor, " k"]:
+    """Non-negative weights of the given number, normalised to sum to one."""
+    checked = as_tensor(weights, "weights", ndim=1).double()
+    if checked.numel() != size:
+        raise ValueError(f"weights: expected {size} numbers, got {checked.numel()}")
+    if bool((checked < 0).any()):
+        raise ValueError(
+            f"weights: expected no negative number, got {float(checked.detach().min())}"
+        )
+    largest = checked.max()
+    if float(largest.detach()) <= 0:
+        raise ValueError("weights: expected at least one above 0, got only zeros")
+    checked = checked / largest  # so that the sum cannot overflow
+    return checked / checked.sum()
 
 
 class Mixture(Measure):
@@ -102,7 +117,8 @@ class Mixture(Measure):
         return torch.einsum("mk,kmd->md", tied.to(points), points)
 
     def _sample(self, n: int, generator: torch.Generator | None) -> Float64[Tensor, "n d"]:
-        labels = choose(self.weights, n, generator)
+        here = self.weights if generator is None else self.weights.to(generator.device)
+        labels = torch.multinomial(here, n, replacement=True, generator=generator).to(self.device)
         tokens = torch.empty(n, self.dim, dtype=torch.float64, device=self.device)
         for k, component in enumerate(self.components):
             chosen = labels == k
@@ -116,12 +132,6 @@ class Mixture(Measure):
         """Components of weight above 0."""
         pairs = zip(self.weights.tolist(), self.components, strict=True)
         return [(weight, component) for weight, component in pairs if weight > 0]
-
-    def gaussian_parts(self) -> list[tuple[float, Gaussian]] | None:
-        parts = [(weight, component.gaussian_parts()) for weight, component in self._used]
-        if any(own is None for _, own in parts):
-            return None
-        return [(weight * share, part) for weight, own in parts for share, part in own or ()]
 
     def along(self, theta: Float64[Tensor, " d"]) -> list[Line] | None:
         return self._joined(lambda component: component.along(theta))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from esscher.inputs import as_tensor
@@ -19,16 +20,16 @@ BLOCK = 1 << 21  # scores held at once (16 MiB in float64), whatever the size of
 
 
 class Pool(Measure):
-    """N tokens drawn with replacement, with equal or given weights w_j.
+    """N tokens drawn with replacement, each alike; with other weights: a mixture of pools.
 
-    K(theta) = log sum_j w_j exp<theta, y_j>; the tilted mean is the softmax-weighted mean of the
+    K(theta) = log (1/N) sum_j exp<theta, y_j>; the tilted mean is the softmax-weighted mean of the
     pool, which is attention over the pool. Scores are computed in float64 block by block, so memory
     stays flat in N.
     """
 
     is_entire: ClassVar[bool] = True
 
-    def __init__(self, tokens: Any, weights: Any = None) -> None:
+    def __init__(self, tokens: Any) -> None:
         tokens = in_range(as_tensor(tokens, "tokens", ndim=2), "tokens")
         if tokens.shape[0] == 0 or tokens.shape[1] == 0:
             raise ValueError(
@@ -37,38 +38,30 @@ class Pool(Measure):
             )
         super().__init__(tokens.shape[1], tokens.dtype, tokens.device)
         self.tokens: Tensor = tokens
-        self.weights: Tensor | None = None
-        if weights is not None:
-            self.weights = check_weights(weights, tokens.shape[0]).to(self.device)
 
     def __repr__(self) -> str:
-        weighted = "" if self.weights is None else ", weighted"
-        return f"Pool(dim={self.dim}, {self.size} tokens{weighted})"
+        return f"Pool(dim={self.dim}, {self.size} tokens)"
 
     @property
     def size(self) -> int:
         return int(self.tokens.shape[0])
 
     def _log_laplace(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, " m"]:
-        parts = [
-            torch.logsumexp(scores + share.log(), dim=-1) for _, scores, share in self._blocks(rows)
-        ]
-        return torch.logsumexp(torch.stack(parts), dim=0)
+        parts = [torch.logsumexp(scores, dim=-1) for _, scores in self._blocks(rows)]
+        return torch.logsumexp(torch.stack(parts), dim=0) - math.log(self.size)
 
     def _best(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, " m"]:
-        """The largest score; tokens of weight 0 do not count."""
-        best = torch.full_like(rows[:, 0], -torch.inf)
-        for _, scores, share in self._blocks(rows.detach()):
-            best = torch.maximum(best, scores.masked_fill(share == 0, -torch.inf).max(-1).values)
-        return best
+        """The largest score."""
+        tops = [scores.amax(-1) for _, scores in self._blocks(rows.detach())]
+        return torch.stack(tops).amax(0)
 
     def _weights(self, rows: Float64[Tensor, "m d"]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Blocks of tokens with w_j exp(<theta, y_j> - the largest score), not normalised: a
-        logarithm of all would be known only to the rounding of large scores.
+        """Blocks of tokens with exp(<theta, y_j> - the largest score), not normalised: a logarithm
+        of all would be known only to the rounding of large scores.
         """
         best = self._best(rows)[:, None]
-        for tokens, scores, share in self._blocks(rows):
-            yield tokens, torch.exp((scores - best).clamp_max(0.0)) * share
+        for tokens, scores in self._blocks(rows):
+            yield tokens, torch.exp((scores - best).clamp_max(0.0))
 
     def _tilted_mean(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d"]:
         mean, mass = torch.zeros_like(rows), torch.zeros_like(rows[:, :1])
@@ -88,84 +81,49 @@ class Pool(Measure):
         return cov / mass[:, None, None]
 
     def _extreme(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d"]:
-        """Mean of the tokens with the largest score, by weight; tokens of weight 0 do not count."""
+        """Mean of the tokens with the largest score."""
         best = self._best(rows)
         total, mass = torch.zeros_like(rows), torch.zeros_like(best)
-        for tokens, scores, share in self._blocks(rows):
-            tied = (scores == best[:, None]) * share
+        for tokens, scores in self._blocks(rows):
+            tied = (scores == best[:, None]).double()
             total, mass = total + tied @ tokens, mass + tied.sum(-1)
         return total / mass[:, None]
 
-    def _blocks(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Blocks of tokens with their scores <theta, y_j> and their weights, which sum to one."""
+    def _blocks(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Blocks of tokens with their scores <theta, y_j>."""
         step = max(1, BLOCK // max(1, rows.shape[0]))
-        even = torch.full((step,), 1.0 / self.size, dtype=torch.float64, device=self.device)
         for start in range(0, self.size, step):
             tokens = self.tokens[start : start + step].double()
-            share = even if self.weights is None else self.weights[start : start + step]
-            yield tokens, rows @ tokens.T, share[: len(tokens)]
+            yield tokens, rows @ tokens.T
 
     def _sample(self, n: int, generator: torch.Generator | None) -> Float[Tensor, "n d"]:
-        if self.weights is not None:
-            return self.tokens[choose(self.weights, n, generator)]
         device = self.device if generator is None else generator.device
         chosen = torch.randint(self.size, (n,), device=device, generator=generator)
         return self.tokens[chosen.to(self.device)]
 
-    def _used(self) -> Float64[Tensor, "k d"]:
-        """Tokens of weight above 0."""
-        tokens = self.tokens.double()
-        return tokens if self.weights is None else tokens[self.weights > 0]
-
     def as_pool(self) -> Pool:
         return self
 
-    def points(self) -> Float64[Tensor, "N d"] | None:
-        return self.tokens.double() if self.weights is None else None
+    def points(self) -> Float64[Tensor, "N d"]:
+        return self.tokens.double()
 
     def along(self, theta: Float64[Tensor, " d"]) -> list[Line]:
-        log_weights = None if self.weights is None else self.weights.log()
-        return [points(theta, self.tokens.double(), log_weights)]
+        return [points(theta, self.tokens.double())]
 
     @cached_property
     def subgaussian_root(self) -> Float64[Tensor, "d d"]:
         """In a ball of radius r <theta, y> lies in an interval of length 2 r |theta|, so S = r^2 I
         (Hoeffding).
         """
-        return self._times_identity(ball_radius(self._used()))
+        return self._times_identity(ball_radius(self.tokens.double()))
 
     def support_radius(self) -> float:
-        return float((self._used() - self.mean.double()).norm(dim=1).max())
+        return float((self.tokens.double() - self.mean.double()).norm(dim=1).max())
 
     def norm_moment(self, order: int) -> float:
-        return self._average((self.tokens.double() - self.mean.double()).norm(dim=1) ** order)
+        apart = self.tokens.double() - self.mean.double()
+        return float((apart.norm(dim=1) ** order).mean())
 
     def value_fourth_moment(self, V: Float64[Tensor, "d_out d"]) -> float:
-        return self._average(((self.tokens.double() - self.mean.double()) @ V.T).norm(dim=1) ** 4)
-
-    def _average(self, sizes: Float64[Tensor, " N"]) -> float:
-        return float(sizes.mean() if self.weights is None else sizes @ self.weights)
-
-
-def check_weights(weights: Any, size: int) -> Float64[Tensor, " k"]:
-    """Non-negative weights of the given number, normalised to sum to one."""
-    checked = as_tensor(weights, "weights", ndim=1).double()
-    if checked.numel() != size:
-        raise ValueError(f"weights: expected {size} numbers, got {checked.numel()}")
-    if bool((checked < 0).any()):
-        raise ValueError(
-            f"weights: expected no negative number, got {float(checked.detach().min())}"
-        )
-    largest = checked.max()
-    if float(largest.detach()) <= 0:
-        raise ValueError("weights: expected at least one above 0, got only zeros")
-    checked = checked / largest  # so that the sum cannot overflow
-    return checked / checked.sum()
-
-
-def choose(
-    weights: Float64[Tensor, " k"], n: int, generator: torch.Generator | None
-) -> Int64[Tensor, " n"]:
-    """n places drawn by weight, with replacement, where the generator lives."""
-    here = weights if generator is None else weights.to(generator.device)
-    return torch.multinomial(here, n, replacement=True, generator=generator).to(weights.device)
+        apart = self.tokens.double() - self.mean.double()
+        return float(((apart @ V.T).norm(dim=1) ** 4).mean())
