@@ -4,6 +4,7 @@ the run, the test between the models, distances, and training beside them.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from esscher.icl.stability import (
     ABOVE,
     ALL,
     apart,
+    backtracking,
     flow_end,
     flow_ends,
     pair_flows,
@@ -93,7 +95,7 @@ SMALL = StabilitySpec(
 
 def test_a_run_is_resumed_to_the_same_tables(tmp_path: Path):
     run = execute(SMALL, tmp_path / "run")
-    assert set(run.tables) == {"flows", "distance", "verdict"}
+    assert set(run.tables) == {"flows", "distance", "verdict", "backtracking"}
     assert len(run.table("flows")) == 3 * 2
     before = {name: (tmp_path / "run" / f"{name}.parquet").read_bytes() for name in run.tables}
     (tmp_path / "run" / "shards" / "000001.parquet").unlink()
@@ -125,6 +127,19 @@ def flows(stuck: dict[tuple[str, int], list[tuple[bool, bool]]]) -> pd.DataFrame
                 row = {"covariance": covariance, "length": length, "seed": seed, "model": model}
                 rows.append(row | {"status": "stuck" if there else "ok"})
     return pd.DataFrame(rows)
+
+
+def test_a_monotone_distance_undoes_nothing():
+    """Up by 2 and down by 1 in logarithms: of 3 steps 2 are undone. The start is equal."""
+    paths = {0: [0.0, 1.0, math.e, math.e**3], 1: [0.0, 1.0, math.e**2, math.e]}
+    rows = [
+        {"covariance": name, "length": 10, "seed": seed, "weights2": value}
+        for name, seeds in (("a", (0, 0)), ("b", (1, 1)))
+        for number, path in enumerate(seeds)
+        for seed, value in ((number, value) for value in paths[path])
+    ]
+    found = backtracking(pd.DataFrame(rows)).set_index("covariance")["undone"]
+    assert found.to_dict() == pytest.approx({"a": 0.0, "b": 2 / 3})
 
 
 def test_verdict_counts_starts_that_tell_the_models_apart():

@@ -41,5 +41,6 @@ def test_every_numbered_statement_of_the_paper_is_there_once() -> None:
     assert sorted(numbers) == sorted(CHECKS)
     paper = [" ".join(number.split()) for number in PAPER.split(",")]
     assert [number for number in numbers if number in paper] == paper
-    assert sorted(set(numbers) - set(paper)) == ["Appendix B.2", "Appendix F.3", "Equation (20)"]
-    assert re.findall(r"\n\| (\w+ \S+) \| (.*) \|", PAGE) == sections  # the table above them
+    assert sorted(set(numbers) - set(paper)) == [
+        *("Appendix B.2", "Appendix F.2", "Appendix F.3", "Equation (14)", "Equation (20)"),
+    ]

@@ -70,6 +70,16 @@ def test_one_query_from_the_page(case: tuple[float, ...]) -> None:
         assert boursier.lemma_c1(plain[0], 0.03 / 4, *rest)[0] == pytest.approx(
             boursier.corollary_c3(plain[0], 0.03, *rest)[0]
         )
+        low = 1 - mp.exp(g) * mp.sqrt(2 * mp.log(1 / delta) / n)
+        high = mp.exp(g) * mp.sqrt(3 / (delta * n))
+        found = boursier.denominator_below(plain[0], 0.03, *rest[:2])[0]
+        assert found == pytest.approx(max(float(low), 0.0), rel=1e-12)
+        found = boursier.denominator_above(plain[0], 0.03, *rest[:2], printed=True)[0]
+        assert found == pytest.approx(float(1 + high), rel=1e-12)
+        if low > 0:
+            own = max(high, (1 - low) / low) * 2 + mp.sqrt(3) * beta / low
+            found = boursier.equation_14(plain[0], 0.03, *rest, 2.0)[0]
+            assert found == pytest.approx(float(own), rel=1e-12)
         for p in (1, 2):
             factor = 1 + (mp.sqrt(n) / (22 * sigma**2) * mp.root(eighth, 4) if p == 2 else 0)
             inner = (mp.root(n, p) / mp.root(2, p) - mp.exp(mp.mpf(2) / p * g)) * fourth ** (

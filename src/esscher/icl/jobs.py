@@ -24,7 +24,7 @@ from esscher.icl.exact import bayes_risk, risk
 from esscher.icl.layer import KINDS, OVKQ, default_weights
 from esscher.icl.quadrature import product_rule
 from esscher.icl.specs import ConcentrationSpec, FlowSpec, StabilitySpec, TrainSpec
-from esscher.icl.stability import ABOVE, apart, flow_end, pair_flows, verdict
+from esscher.icl.stability import ABOVE, apart, backtracking, flow_end, pair_flows, verdict
 from esscher.icl.training import train
 from esscher.runs import Job, Shard, Unit
 from esscher.runs.columns import Column
@@ -60,6 +60,11 @@ WORDS = {
     "end": ("log", "end of the block form", "Error where the flow of the block form ends."),
     "weights2": ("log", "distance of the weights", "Squared distance between (o, V, K, Q)."),
     "product2": ("log", "distance of the products", "Squared distance of value times score maps."),
+    "undone": (
+        "float",
+        "undone",
+        "Share of the variation of the weights' log distance that the flow undoes; 0: monotone.",
+    ),
     "starts": ("int", "starts", "First weights, the same for both models."),
     "p": ("log", "p", "Exact two-sided sign test over the starts that differ."),
     "against": ("words", "against", "linear attention on the same prompt, or the limit of both."),
@@ -116,6 +121,7 @@ STARTS = _declared(
     {
         "flows": f"{STARTED} model status mse end",
         "distance": f"{STARTED} time weights2 product2",
+        "backtracking": "covariance length undone",
         "verdict": f"covariance length starts only_softmax only_linear {SHARES} p",
     }
 )
@@ -226,7 +232,8 @@ def _stability_tables(spec: StabilitySpec, shards: Sequence[Shard]) -> dict[str,
         name: _joined(shards, name).sort_values(STARTED.split(), kind="stable", ignore_index=True)
         for name in ("flows", "distance")
     }
-    return tables | {"verdict": verdict(tables["flows"])}
+    told = {"verdict": verdict(tables["flows"]), "backtracking": backtracking(tables["distance"])}
+    return tables | told
 
 
 def _first_weights(spec: ConcentrationSpec) -> OVKQ:

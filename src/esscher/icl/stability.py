@@ -145,6 +145,23 @@ def apart(one: OVKQ, two: OVKQ) -> tuple[float, float]:
     return plain, max(float(product), 0.0)
 
 
+def backtracking(distance: pd.DataFrame) -> pd.DataFrame:
+    """How erratic the distance of the two models is along their flows ([S] A.2.2): the share of the
+    variation of log |difference|^2 that is undone, 1 - |log d_end / d_first| / sum |steps of log
+    d|, median over starts; 0 where it is monotone.
+    """
+    rows = []
+    for (covariance, length), own in distance.groupby(["covariance", "length"], sort=False):
+        shares = []
+        for _, flow in own[own["weights2"] > 0].groupby("seed"):
+            steps = np.diff(np.log(flow["weights2"].to_numpy()))
+            shares.append(1.0 - abs(steps.sum()) / np.abs(steps).sum())
+        rows.append(
+            {"covariance": covariance, "length": length, "undone": float(np.median(shares))}
+        )
+    return pd.DataFrame(rows)
+
+
 def verdict(flows: pd.DataFrame) -> pd.DataFrame:
     """A row for each setting, then one for all, from a table with covariance, length, seed, model
     and status: is training linear attention less stable?

@@ -108,6 +108,49 @@ def lemma_c2(n: Any, delta: float, second: float, *, printed: bool = False) -> A
 
 
 @_evaluated
+def denominator_below(n: Any, delta: float, sigma: float, tilt: float) -> Any:
+    """1 - a of S_n >= (1 - a) E S_n with chance 1 - delta, S_n = sum_k exp<theta, y_k>, a =
+    exp(sigma^2 tilt^2) sqrt(2 ln(1/delta) / n); 0 where a > 1.
+
+    Source: [S] section C.1, control of S_L, which prints the chance as delta.
+    """
+    return np.maximum(1.0 - _growth(1.0, sigma, tilt) * np.sqrt(2.0 * math.log(1 / delta) / n), 0)
+
+
+@_evaluated
+def denominator_above(
+    n: Any, delta: float, sigma: float, tilt: float, *, printed: bool = False
+) -> Any:
+    """1 + a of S_n <= (1 + a) E S_n with chance 1 - delta, a = exp(sigma^2 tilt^2) / sqrt(delta n):
+    Chebyshev's inequality.
+
+    Printed: a sqrt(3) times larger, and (1 + a) without E S_n. Source: [S] section C.1.
+    """
+    return 1.0 + _growth(1.0, sigma, tilt) * np.sqrt((3.0 if printed else 1.0) / (delta * n))
+
+
+@_evaluated
+def equation_14(n: Any, delta: float, sigma: float, tilt: float, fourth: float, size: float) -> Any:
+    """Error not exceeded with chance 1 - 4 delta, from numerator and denominator apart:
+
+        max(a+, a- / (1 - a-)) |R/S| + exp(2 sigma^2 tilt^2) fourth^(1/4) sqrt(3 / (delta n))
+            / (1 - a-),
+
+    a- and a+ of the two functions above as printed, ``size`` = |R/S| the limit, at most
+    ``equation_15``. Source: [S] (13) and (14); infinite where a- = 1.
+    """
+    low = denominator_below(n, delta, sigma, tilt)
+    high = denominator_above(n, delta, sigma, tilt, printed=True)
+    beta = _growth(2.0, sigma, tilt) * fourth**0.25 * np.sqrt(3.0 / (delta * n))
+    return np.maximum(high - 1.0, (1.0 - low) / low) * size + beta / low
+
+
+def equation_15(sigma: float, tilt: float, second: float) -> float:
+    """|R/S| <= exp(sigma^2 tilt^2) sqrt(``second``), second = E|f|^2. Source: [S] (15)."""
+    return math.exp((sigma * tilt) ** 2) * math.sqrt(second)
+
+
+@_evaluated
 def corollary_c3(n: Any, delta: float, sigma: float, tilt: float, fourth: float) -> Any:
     """Squared error not exceeded with chance at least 1 - delta: Lemma C.1 at delta/4, that is
 

@@ -26,13 +26,14 @@ from scipy.optimize import brentq, minimize_scalar
 from esscher.attention.head import Head
 from esscher.inputs import as_counts, as_tensor
 from esscher.measures.base import Measure
-from esscher.measures.matrices import product
+from esscher.measures.matrices import product, spectral_norm
 from esscher.theory.prediction import Conditions, Floats, Prediction, Setting
 
 RMS = "min(1/2, (√(1+4/h²)−1)/4)"  # the exponents as pictures write them
 TYPICAL = "min(1/2, 1/(1+2h²))"
 SHARES = np.concatenate([np.linspace(0.05, 0.9, 35), 1.0 - np.geomspace(0.09, 1e-4, 40)])
 FINEST = 1e-9  # gap between scores of deviation 1 from which on quantiles have six digits
+CHANCE = 0.01  # of a larger error than a statement with a chance says
 LEVELS = 64  # of nets: the next one would change no digit
 
 
@@ -241,9 +242,36 @@ def delta_bound_numbers(head: Head, measure: Measure, query: Any) -> dict[str, f
     }
 
 
+def chi_squared_radius(spectrum: Any, delta: float) -> float:
+    """r^2 with P(|X|^2 > r^2) <= delta for X ~ N(0, C), ``spectrum`` the eigenvalues of C:
+
+        tr C + 2 sqrt(tr C^2 t) + 2 ||C|| t,   t = log(1 / delta).
+
+    Source: Laurent and Massart, Annals of Statistics 28 (2000), Lemma 1. By the delta method
+    sqrt(n) (Gamma_n - Gamma) -> N(0, C), so that n |Gamma_n - Gamma|^2 exceeds r^2 with a chance
+    whose upper limit is at most delta, as n grows; at a given n nothing is promised.
+    """
+    values, t = np.asarray(spectrum, np.float64), math.log(1.0 / delta)
+    size = float(np.linalg.norm(values))
+    return float(values.sum()) + 2.0 * size * math.sqrt(t) + 2.0 * float(values.max()) * t
+
+
+def _delta_spectrum(setting: Setting) -> Floats:
+    """Eigenvalues of the delta method's matrix at ``setting.query``."""
+    from esscher.attention.limit import second_tilt
+
+    V, theta = setting.head.V.double(), setting.head.tilt(setting.query).double()
+    log_growth, shift, cov = second_tilt(setting.head, setting.measure, theta)
+    if float(log_growth) > 700.0:
+        raise ValueError("delta: the constant is beyond float64")
+    matrix = product(product(V, cov), V.T) + torch.outer(shift, shift)
+    values = torch.linalg.eigvalsh(matrix).clamp_min(0.0) * math.exp(float(log_growth))
+    return np.asarray(values.cpu().numpy(), np.float64)
+
+
 def delta(setting: Setting) -> list[Prediction]:
-    """The bound at ``setting.query``, and the limit it proves: the rate of keys taken as they
-    come.
+    """The bound at ``setting.query``, the limit it proves (the rate of keys taken as they come),
+    and the chi-squared concentration around it.
     """
     try:
         numbers = delta_bound_numbers(setting.head, setting.measure, setting.query)
@@ -278,7 +306,21 @@ def delta(setting: Setting) -> list[Prediction]:
         exponent=0.5,
         numbers={"constant": numbers["delta"]} if numbers else {},
     )
-    return [bound, limit]
+    try:
+        reach = {"constant": chi_squared_radius(_delta_spectrum(setting), CHANCE), "delta": CHANCE}
+    except ValueError:
+        reach = {}
+    chance = Prediction(
+        name="delta-chi-squared",
+        source="the delta method with Laurent and Massart (2000), Lemma 1",
+        formula="n |Gamma_n - Gamma|^2 <= tr C + 2 sqrt(tr C^2 t) + 2 ||C|| t, t = log(1/delta)",
+        status="proved (asymptotic)",
+        quantity=f"squared error at one query, with chance {1 - CHANCE:g}",
+        conditions=(("E exp<2 theta, y> is finite", bool(reach)),),
+        exponent=0.5,
+        numbers=reach,
+    )
+    return [bound, limit, chance]
 
 
 # ---- the largest error over a ball of queries: the method of [B] Theorem 3.4, with constants
@@ -316,9 +358,37 @@ def chaining_constant(
     return (math.sqrt(numerator) + math.sqrt(2.0 * value * denominator)) ** 2
 
 
+def gaussian_uniform_constant(
+    horizon: float, rank: float, along: float, spread: float, limit: float
+) -> float:
+    """The same C for Gaussian tokens, whatever their support:
+
+        C = min over s, a, q of (C_R + g C_D) / a + sqrt((q - 1) v) k^(1/2 + 1/q) + g k^(1/2),
+        C_D^2 = exp(h^2 / s^2) (1 - 2 s^2)^(-rank/2),   k = C_D^2 / (1 - a)^2,
+        C_R^2 = C_D^2 (``along`` / (1 - 2 s^2) + v - ``along``),
+
+    0 < s^2 < 1/2, 0 < a < 1, q >= 4. h = ||Sigma^(1/2) A|| r (``horizon``), v = tr V Sigma V^T
+    (``spread``), of which ``along`` is in the range of Sigma^(1/2) A, g = ||V Sigma A|| r
+    (``limit``) the largest |Gamma - V E y|. log C is h^2 (1 + o(1)): [B]'s exp(R^2 ||Sigma^(1/2)
+    A||^2), with its constant. Source: derived here; proof: "Bounds" in the documentation.
+    """
+    if spread <= 0.0:
+        return 0.0
+    gap = np.geomspace(1e-6, 0.999, 80)[:, None, None]  # 1 - 2 s^2
+    a, q = SHARES[None, :, None], np.geomspace(4.0, 1e4, 40)[None, None, :]
+    with np.errstate(all="ignore"):  # infinite where a number is beyond float64
+        log_d = np.float64(horizon) ** 2 / (1.0 - gap) - 0.25 * rank * np.log(gap)
+        log_k = log_d - np.log1p(-a)  # half of log k
+        first = log_d + np.log(np.sqrt(along / gap + spread - along) + limit) - np.log(a)
+        second = 0.5 * (np.log(q - 1.0) + math.log(spread)) + (1.0 + 2.0 / q) * log_k
+        third = np.log(np.float64(limit)) + log_k
+        least = np.logaddexp(np.logaddexp(first, third), second).min()
+        return float(np.nan_to_num(np.exp(least), nan=np.inf, posinf=np.inf))
+
+
 def uniform(setting: Setting) -> list[Prediction]:
-    """The uniform bound over |x| <= ``setting.radius``, for bounded laws and heads without tilt
-    bias.
+    """The uniform bounds over |x| <= ``setting.radius``, for heads without tilt bias: of bounded
+    laws, and of Gaussian tokens.
     """
     head, measure, reach = setting.head, setting.measure, setting.measure.support_radius()
     constant, most, numbers = math.nan, math.inf, {}
@@ -357,7 +427,44 @@ def uniform(setting: Setting) -> list[Prediction]:
         units="mean absolute",
         numbers=numbers,
     )
-    return [bound]
+    return [bound, _gaussian_uniform(setting)]
+
+
+def _gaussian_uniform(setting: Setting) -> Prediction:
+    head, measure = setting.head, setting.measure
+    numbers: dict[str, float] = {}
+    if measure.is_gaussian and setting.no_bias:
+        A, V, root = head.A.double(), head.V.double(), measure.root
+        left, size, _ = torch.linalg.svd(root.T @ A, full_matrices=False)
+        rank = max(1, int((size > 1e-12 * size[0]).sum()))
+        values, r = V @ root, setting.radius
+        numbers = {
+            "horizon": r * float(size[0]),
+            "rank": float(rank),
+            "along": float((values @ left[:, :rank]).square().sum()),
+            "spread": float(values.square().sum()),
+            "limit": r * spectral_norm(values @ root.T @ A),
+        }
+    constant = gaussian_uniform_constant(**numbers) if numbers else math.inf
+    known = math.isfinite(constant)
+    return Prediction(
+        name="uniform-gaussian",
+        source="derived here, for [B] section 4.1",
+        formula=(
+            "C with C_D = exp(h^2/2s^2) (1 - 2s^2)^(-k/4), s^2 < 1/2, h = ||Sigma^(1/2) A||_2 R:"
+            " log C = h^2 (1 + o(1))"
+        ),
+        status="proved",
+        quantity="uniform",
+        conditions=(
+            ("tokens are Gaussian", measure.is_gaussian),
+            ("the head has no tilt bias", setting.no_bias),
+        ),
+        exponent=0.5,
+        value=(lambda n: constant / np.sqrt(as_counts(n, "n"))) if known else None,
+        units="mean absolute",
+        numbers={**numbers, "constant": constant} if known else {},
+    )
 
 
 # ---- Neyman's keys at one query
