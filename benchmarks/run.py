@@ -12,6 +12,7 @@ import os
 os.environ["OMP_NUM_THREADS"] = "2"
 os.environ["MKL_NUM_THREADS"] = "2"
 os.environ["NUMBA_NUM_THREADS"] = "2"
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as esscher sets it where it comes before torch
 
 import importlib.util
 import sys

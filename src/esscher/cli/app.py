@@ -119,12 +119,7 @@ def _root(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command. Bad input ends with one line on stderr and exit code 2.
-
-    Idle threads sleep, unless OMP_WAIT_POLICY says otherwise: where other processes want the cores
-    too, threads that spin while they wait made a probe more than five times slower than one thread.
-    """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when the first command imports torch
+    """Run a command. Bad input ends with one line on stderr and exit code 2."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
