@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install test probe probe-llm lint types chromium unit test-slow fuzz docs bench format freeze clean distclean
+.PHONY: help install test probe probe-llm lint types chromium unit test-slow fuzz docs bench profile format freeze clean distclean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
@@ -66,6 +66,9 @@ docs: $(STAMP)  ## documentation as HTML; a warning is an error
 
 bench: $(STAMP)  ## every benchmark: measured ratio against its bar
 	$(BIN)/python benchmarks/run.py
+
+profile: $(LLM)  ## where the time goes: curve, rules, probe, compress
+	$(BIN)/python benchmarks/seconds.py
 
 format: $(STAMP)  ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .

@@ -1,7 +1,8 @@
 """Run every benchmark of this folder: ``python benchmarks/run.py [NAME ...]``.
 
 A benchmark is a file with ``main() -> list[str] | None``; each line, returned or printed, ends in
-``ok`` or ``over``. The exit code is 1 when a returned line is over its bar or a benchmark raised.
+``ok``, ``near`` (over its bar, but within its noise) or ``over``, and is printed with the load of
+the machine. The exit code is 1 when a returned line is over or a benchmark raised.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import os
 os.environ["OMP_NUM_THREADS"] = "2"
 os.environ["MKL_NUM_THREADS"] = "2"
 os.environ["NUMBA_NUM_THREADS"] = "2"
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as esscher sets it where it comes before torch
+os.environ.setdefault(
+    "OMP_WAIT_POLICY", "PASSIVE"
+)  # as esscher sets it where it comes before torch
 
 import importlib.util
 import sys
@@ -46,7 +49,7 @@ def run(folder: Path, names: list[str]) -> int:
         known = ", ".join(path.stem for path in files)
         print(f"no benchmark {', '.join(sorted(unknown))}; there are: {known}", file=sys.stderr)
         return 2
-    print(f"{'name':<56} {'ratio':>10} {'bar':>10}")
+    print(f"{'name':<56} {'noise':>6} {'ratio':>10} {'bar':>10}        load")
     over = 0
     for path in files:
         if names and path.stem not in names:
@@ -60,7 +63,7 @@ def run(folder: Path, names: list[str]) -> int:
             over += 1
             continue
         for line in lines or []:
-            print(line, flush=True)
+            print(f"{line:<92} {os.getloadavg()[0]:5.1f}", flush=True)
             over += line.split()[-1:] == ["over"]
     return int(over > 0)
 

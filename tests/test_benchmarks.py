@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.ratio import ratio_line
+from benchmarks.ratio import Measured, ratio_line
 
 RUN = Path(__file__).parents[1] / "benchmarks" / "run.py"
 
@@ -28,6 +28,13 @@ def test_line_says_ok_up_to_the_bar(measured: float, word: str) -> None:
         "1.000",
         word,
     ]
+
+
+def test_what_is_over_within_its_noise_is_near() -> None:
+    ratio = Measured.of(1.09, 0.06) / Measured.of(1.0, 0.08)
+    assert ratio.noise == pytest.approx(0.1)
+    assert ratio_line("a", ratio, 1.0).split() == ["a", "±10%", "1.090", "1.000", "near"]
+    assert ratio_line("a", ratio, 0.98).split()[-1] == "over"
 
 
 def test_driver_runs_reports_and_goes_on(tmp_path: Path) -> None:
