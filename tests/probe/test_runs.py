@@ -18,6 +18,7 @@ import yaml
 
 import esscher as es
 from esscher.cli import main
+from esscher.corpus.spec import CorpusSpec
 from esscher.probe import session
 from esscher.probe.spec import (
     FIXED,
@@ -32,6 +33,7 @@ from esscher.probe.spec import (
 from esscher.runs import Run, execute, load_run
 from esscher.runs.store import Store
 from tests.models.probe_runs import SETTINGS, few_texts, same_bytes, save_tiny, source, whole_prose
+from tests.runs.test_dask import cluster
 
 ROOT = Path(__file__).parents[2]
 
@@ -95,6 +97,28 @@ def test_parts_of_a_corpus_give_the_tables_of_one_pass(tmp_path: Path) -> None:
         parts.table("budget"),
         rtol=1e-3,
     )
+
+
+@pytest.mark.slow
+def test_64_parts_on_a_dask_cluster_give_the_tables_of_one_pass(
+    spec: ProbeSpec, tmp_path: Path
+) -> None:
+    """Windows of 64 tokens, a part each, on two workers: the bytes of one process, and the numbers
+    of one part to the accuracy of float32 sums.
+    """
+    pytest.importorskip("distributed")
+    path = tmp_path / "prose.txt"
+    path.write_text(whole_prose(), encoding="utf-8")
+    corpus = {"text": [str(path)], "max_tokens": 64 * 64}
+    whole = spec.model_copy(update={"corpus": CorpusSpec.model_validate(corpus)})
+    parts = whole.model_copy(update={"part": 64})
+    (tmp_path / "cluster").mkdir()
+    with cluster(tmp_path / "cluster", 2) as running:
+        reduced = execute(parts, tmp_path / "dask", dask=running.address)
+    assert reduced.manifest.units == 64
+    assert same_bytes(reduced.path, execute(parts, tmp_path / "here").path)
+    curves = [run.table("curves") for run in (reduced, execute(whole, tmp_path / "whole"))]
+    close(*curves, rtol=1e-4)
 
 
 def test_layers_apart_are_layers_together(
