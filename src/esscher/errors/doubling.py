@@ -9,47 +9,61 @@ exponentials are computed: with l = exp(-t eps) - 1,
 
 which keeps the relative precision of l, as the square of exp(-t eps) does its own once that is
 small. What lies above a node 2t is bounded by 2 P(t) times a sum of |c|^2 that the node t knows
-already. With k = 1 the aliasing is 9e-5 of the mean squared error at most, and sums of values are
-one product of matrices in float32; with k = 3 it is 1e-16, in float64.
+already. With k = 1 the aliasing is 9e-5 of the mean squared error at most, and all sums over keys
+are in float32; with k = 3 it is 1e-16, in float64. Sums of values are one product of matrices, and
+errors in nats come from the same sums.
 """
 
 from __future__ import annotations
 
 import math
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from esscher.errors.curve import QueryErrors
 from esscher.errors.integral import HIGHEST, TINY, aliasing
+from esscher.errors.scatter import in_threads
 
 DOUBLE = math.log(2.0)
-# Of float32 and of float64: sequences, what is cut off at either end, log t of the first node
-# measured from 1 / what is kept on average. At the first of these the aliasing, 2 Re Gamma(2 - iy)
-# exp(iy log tS) with y = 2 pi / log 2, is 0 where nothing else than the average is ever kept.
-SINGLE, EXACT = (1, 2e-6, -6.693294777457927), (3, 1e-13, -15.0)
+
+
+class Kind(NamedTuple):
+    """How the sums of one precision are made."""
+
+    dtype: torch.dtype
+    sequences: int
+    tol: float  # what is cut off at either end
+    lowest: float  # log t of the first node, measured from 1 / what is kept on average
+    nodes: int  # of a sequence at once
+    gone: float  # log(t eps) that does not count even after so many doublings
+
+
+# At the first node of SINGLE the aliasing, 2 Re Gamma(2 - iy) exp(iy log tS) with y = 2 pi / log 2,
+# is 0 where nothing else than the average is ever kept.
+SINGLE = Kind(torch.float32, 1, 2e-6, -6.693294777457927, 24, -41.0)
+EXACT = Kind(torch.float64, 3, 1e-13, -15.0, 72, -600.0)
 DEEPER = 3  # nodes further down, where that is not low enough
-NODES = 72  # of a sequence at once
-RUNS = 8  # sequences of one task
-GONE = -600.0  # log(t eps) that does not count even after NODES doublings
+RUNS = 32  # sequences of one task
 LARGE = 700.0  # exp(700) is a number still
-# smaller numbers are nothing, and their products denormal, which takes processors a hundred times
-# as long
-SLOW = 1e-30
-# Of a query. Of sure keys: log sum eps, log of their unit, eps^2 in that unit, |c|^2, 1; and the
-# largest |c|^2.
-TOTAL, UNIT, PAIR, SPREAD, COUNT, LARGEST = range(6)
-# Of a sequence: log t of its next node and of its lowest, what of the mean squared error and of
-# the pairs is surely found, bounds on what lies above the next node, and whether that is nothing.
-NEXT, LOW, FOUND, PAIRS, REST, REST_PAIRS, CLOSED = range(7)
-# Of a node: t, t in the unit of sure keys, P, whether the vector is in its late form, summed terms,
-# spread, pairs.
-COLUMNS = 7
+# 1, 2, 1/2, what t eps stops at, and numbers so small that they are nothing, and their products
+# denormal, which takes processors a hundred times as long: in the precision of the sums
+CONSTANTS = (1.0, 2.0, 0.5, 1000.0, 1e-30)
+# Of a query. Of sure keys: log sum eps, log of their unit, eps^2 in that unit, 1, each squared
+# length; then the largest of each length among all keys.
+TOTAL, UNIT, PAIR, COUNT, SPREAD = range(5)
+# Of a sequence: log t of its next node and of its lowest, whether nothing lies above the next node;
+# then, of the pairs and of each squared length, what is surely found, and a bound on what lies
+# above.
+NEXT, LOW, CLOSED, FOUND = range(4)
+# Of a node: t, t in the unit of sure keys, P, whether the vector is in its late form, summed terms;
+# then pairs and each spread.
+SUMMED = 5
 # sums in any order; infinity and NaN stay what they are
 FAST = {"reassoc", "contract", "arcp", "nsz"}
 
@@ -67,135 +81,220 @@ def inclusion_error(
     near = values.double() - values[len(values) // 2].double()
     drift = torch.softmax(scores.double(), 1) @ near
     distance = torch.cdist(drift, near, compute_mode="donot_use_mm_for_euclid_dist")
-    found = doubling_errors(scores, near, drift, distance, probability, weight)
+    found = doubling_errors(Keys.of(scores, near, drift, distance), probability, weight)
     return replace(found, limit=found.limit + values[len(values) // 2].double().cpu().numpy())
 
 
-def doubling_errors(
-    scores: Tensor,
-    near: Tensor,
-    drift: Tensor,
-    distance: Tensor,
-    p: Tensor,
-    w: Tensor | None = None,
-    *,
-    single: bool = False,
-) -> QueryErrors:
-    """Errors at one n; ``single``: to a relative 5e-5 of the rms error, and faster.
+class Behind(NamedTuple):
+    """Errors as the Fisher metric F of a head measures them: |L'e|^2 = e'F e, F = L L'."""
 
-    Scores, |c|, p and w (m, N); values (N, d) and limits (m, d) from one origin; computed on the
-    CPU, in float64.
+    distance: Tensor  # (m, N): |L'c|
+    heads: Tensor  # (m,)
+    roots: dict[int, Tensor]  # L (d, r) of each head
+
+
+class Keys(NamedTuple):
+    """What m queries see, whatever is kept of it: on the CPU. K lengths: that of c, and behind it.
+
+    float32 has few large numbers: lengths are measured in ``units`` of the largest.
     """
-    count, tol, lowest = SINGLE if single else EXACT
-    step = DOUBLE / count
-    scores, near, drift, distance, p = (
-        x.double().cpu() for x in (scores, near, drift, distance, p)
-    )
-    some, surely, square = p > 0, p == 1, distance.square()
-    log_eps = scores if w is None else scores + torch.where(some, w.double().cpu(), 1.0).log()
-    log_eps = torch.where(some, log_eps, -torch.inf)
-    log_eps = log_eps - _finite(log_eps.amax(1, keepdim=True))
-    eps = log_eps.exp()
-    log_sure = torch.where(surely, log_eps, -torch.inf)
-    unit = _finite(log_sure.amax(1))
-    sure_eps = (log_sure - unit[:, None]).exp()
-    first, sure = (e @ near - e.sum(1, keepdim=True) * drift for e in (p * eps, sure_eps))  # B, M
-    # what the mean squared error and the pairs are over t^2 as t goes to 0
-    spread_start = first.square().sum(1) + ((1 - p) * p * eps.square() * square).sum(1)
-    second = torch.stack([spread_start, (p * eps.square()).sum(1)], dim=1)
-    columns = (
-        log_sure.logsumexp(1),
-        unit,
-        sure_eps.square().sum(1),
-        torch.where(surely, square, 0.0).sum(1),
-        surely.sum(1).double(),
-        torch.where(some, square, 0.0).amax(1),
-    )
-    of_query = torch.stack(columns, dim=1).numpy()
-    start = lowest - (p * eps).sum(1).clamp_min(TINY).log()
-    chances = torch.where(surely, 0.0, p).numpy()
-    logs, squares = torch.where(surely, -torch.inf, log_eps).numpy(), square.contiguous().numpy()
-    kind = torch.float64 if not single else torch.float32
-    values = near.to(kind)
+
+    kind: Kind
+    units: list[float]
+    scores: Tensor  # (m, N)
+    near: Tensor  # (N, d): values from one origin
+    values: Tensor  # the same in the precision of the sums
+    drift: Tensor  # (m, d): limits from that origin
+    squares: Tensor  # (m, K, N): |c|^2, in the precision of the sums
+    largest: Tensor  # (m, K)
+    behind: Behind | None
+
+    @classmethod
+    def of(
+        cls,
+        scores: Tensor,
+        near: Tensor,
+        drift: Tensor,
+        distance: Tensor,
+        *,
+        single: bool = False,
+        behind: Behind | None = None,
+    ) -> Keys:
+        """Scores and |c| (m, N), values (N, d) and limits (m, d) from one origin."""
+        kind = SINGLE if single else EXACT
+        lengths = [x.double().cpu() for x in (distance, *([] if behind is None else behind[:1]))]
+        units = [2.0 ** math.frexp(float(x.max()))[1] for x in lengths]
+        squares = torch.stack(
+            [(x / unit).square_().to(kind.dtype) for x, unit in zip(lengths, units, strict=True)], 1
+        )
+        near, drift = (x.double().cpu() / units[0] for x in (near, drift))
+        if behind is not None:
+            roots = {head: x.cpu() * (units[0] / units[1]) for head, x in behind.roots.items()}
+            behind = Behind(lengths[1], behind.heads.cpu(), roots)
+        values, largest = near.to(kind.dtype), squares.amax(2).double()
+        seen = scores.double().cpu()
+        return cls(kind, units, seen, near, values, drift, squares, largest, behind)
+
+    def relative(self, found: QueryErrors) -> npt.NDArray[np.float64]:
+        """Mean squared errors (m,) relative to the largest squares, the smallest of K."""
+        known = [found.mse] if found.nats is None else [found.mse, 2 * found.nats]
+        size = self.largest.numpy() * np.square(self.units)
+        return np.asarray((np.hstack(known) / np.maximum(size, TINY)).min(axis=1))
+
+    def take(self, rows: slice | Tensor) -> Keys:
+        """Of some of the queries."""
+        behind = self.behind
+        if behind is not None:
+            behind = behind._replace(heads=behind.heads[rows])
+        return self._replace(
+            scores=self.scores[rows],
+            drift=self.drift[rows],
+            squares=self.squares[rows],
+            largest=self.largest[rows],
+            behind=behind,
+        )
+
+    def lengths(self, x: Tensor, rows: Tensor | slice) -> Tensor:
+        """Squared lengths (r, K) of vectors (r, d), each of the query that its row names."""
+        found = [x.square().sum(1)]
+        if self.behind is not None:
+            heads, felt = self.behind.heads[rows], torch.empty_like(found[0])
+            for head in set(heads.tolist()):
+                own = heads == head
+                felt[own] = (x[own] @ self.behind.roots[head]).square().sum(1)
+            found.append(felt)
+        return torch.stack(found, 1)
+
+    def around(self, weight: Tensor, columns: Tensor | slice) -> Tensor:
+        """sum_j weight_j c_j over some keys, (m, d)."""
+        return weight @ self.near[columns] - weight.sum(1, keepdim=True) * self.drift
+
+
+def doubling_errors(keys: Keys, p: Tensor, w: Tensor | None = None) -> QueryErrors:
+    """Errors at one n, p and w (m, N); of ``single`` keys to a relative 5e-5 of the rms error, and
+    faster. Of keys with ``behind`` also the errors in nats.
+    """
+    p, w = p.double().cpu(), None if w is None else w.double().cpu()
+    kind, units, some = keys.kind, keys.units, max(1, RUNS // keys.kind.sequences)
 
     def task(begin: int) -> tuple[Tensor, Tensor]:
-        """mse and E sum p^2, (m, 2), and bias, (m, d), of some queries."""
-        queries = range(begin, min(begin + max(1, RUNS // count), len(p)))
-        runs = [query for query in queries for _ in range(count)]
-        state = np.zeros((len(runs), 7))
-        state[:, NEXT] = start[runs].numpy() + step * np.tile(np.arange(count), len(queries))
-        state[:, LOW], state[:, REST:CLOSED] = state[:, NEXT], math.inf
-        terms = torch.empty(len(runs) * NODES, p.shape[1], dtype=kind)
-        nodes = np.empty((len(runs) * NODES, COLUMNS))
-        grown, lost, left, share = np.empty((4, p.shape[1]))
-        numbers = torch.zeros(len(queries), 2, dtype=torch.float64)
-        bias, rest = (
-            torch.zeros(size, near.shape[1]).double() for size in (len(queries), len(runs))
-        )
-        todo = dict.fromkeys(range(len(runs)), NODES)  # how many nodes each sequence goes on for
-        while todo:
-            owner, begins = list[int](), dict[int, int]()
-            for run, limit in todo.items():
-                at = begins[run] = len(owner)
-                query = runs[run]
-                # each array alone: only then the compiler makes vector operations of inner sums
-                nodes_added = _upward(
-                    chances[query],
-                    logs[query],
-                    squares[query],
-                    grown,
-                    lost,
-                    left,
-                    share,
-                    of_query[query],
-                    state[run],
-                    step,
-                    tol,
-                    terms.numpy()[at : at + limit],
-                    nodes[at : at + limit],
-                )
-                owner += [run] * nodes_added
-            rows = torch.tensor([runs[run] for run in owner])
-            t, in_unit, chance, late, summed, spread, pairs = torch.from_numpy(
-                nodes[: len(owner)]
-            ).unbind(1)
-            base = torch.where(
-                late[:, None] > 0, in_unit[:, None] * sure[rows], t[:, None] * first[rows]
-            )
-            moved = (terms[: len(owner)] @ values).double()
-            vector = base + moved - summed[:, None] * drift[rows]
-            numbers_of = torch.stack([vector.square().sum(1) + spread, pairs], dim=1)
-            numbers.index_add_(0, rows - begin, step * chance[:, None] * numbers_of)
-            bias.index_add_(0, rows - begin, step * chance[:, None] * vector)
-            todo = {}
-            for run, at in begins.items():
-                low, query = state[run, LOW], runs[run]
-                below = math.exp(min(2 * low, LARGE)) * second[query]
-                if nodes[at, 0] == math.exp(min(low, LARGE)):
-                    # Below the first node, at t, the bias has t (B - t G) left. Over these nodes
-                    # the sum of t is that t, and of t^2 a third of its square; the first node says
-                    # what B - t G is.
-                    ends = 2 * t[at] * first[query] + chance[at] * vector[at]
-                    rest[run] = step * ends / 3
-                if not state[run, CLOSED]:
-                    todo[run] = NODES
-                elif bool((below > 2 * tol * numbers[query - begin] / count + TINY).any()):
-                    state[run, NEXT] = state[run, LOW] = low - DEEPER * DOUBLE
-                    todo[run] = DEEPER
-        bias.index_add_(0, torch.tensor(runs) - begin, rest)
-        return numbers, bias
+        rows = slice(begin, begin + some)
+        return _block(keys.take(rows), p[rows], None if w is None else w[rows])
 
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        parts = list(pool.map(task, range(0, len(p), max(1, RUNS // count))))
+    parts = in_threads(task, range(0, len(p), some))
     numbers, bias = (torch.cat(column).numpy() for column in zip(*parts, strict=True))
     return QueryErrors(
-        mse=numbers[:, :1],
-        sum_p2=numbers[:, 1:],
-        limit=drift.numpy(),
+        mse=numbers[:, 1:2] * units[0] ** 2,
+        sum_p2=numbers[:, :1],
+        limit=keys.drift.numpy() * units[0],
         delta=np.full(len(p), np.nan),
-        bias=bias[:, None],
-        accuracy=aliasing(step) / 2 + tol,
+        bias=bias[:, None] * units[0],
+        accuracy=aliasing(DOUBLE / kind.sequences) / 2 + kind.tol,
+        nats=None if keys.behind is None else numbers[:, 2:] * units[1] ** 2 / 2,
     )
+
+
+def _block(keys: Keys, p: Tensor, w: Tensor | None) -> tuple[Tensor, Tensor]:
+    """E sum p^2 and mean squared errors, (m, 1 + K), and bias, (m, d), of so few queries that their
+    keys stay in the processor's cache.
+    """
+    kind, squares, drift = keys.kind, keys.squares, keys.drift
+    count, step = kind.sequences, DOUBLE / kind.sequences
+    some, surely = p > 0, p == 1
+    log_eps = keys.scores if w is None else keys.scores + torch.where(some, w, 1.0).log_()
+    log_eps = torch.where(some, log_eps, -torch.inf)
+    log_eps -= _finite(log_eps.amax(1, keepdim=True))
+    kept = log_eps.exp().mul_(p)
+    pairs = kept.square() / p.clamp_min(TINY)
+    first = keys.around(kept, slice(None))  # B
+    columns = surely.any(0).nonzero()[:, 0]  # M and the like are sums over few keys
+    sure = surely[:, columns]
+    log_sure = torch.where(sure, log_eps[:, columns], -torch.inf)
+    unit = _finite(log_sure.amax(1)) if len(columns) else torch.zeros_like(p[:, 0])
+    sure_eps = (log_sure - unit[:, None]).exp()
+    moved_sure = keys.around(sure_eps, columns)  # M
+    of_sure = torch.stack(
+        [log_sure.logsumexp(1), unit, sure_eps.square().sum(1), sure.sum(1).double()], 1
+    )
+    sure_squares = (squares[:, :, columns] @ sure[:, :, None].to(kind.dtype))[:, :, 0].double()
+    of_query = torch.cat([of_sure, sure_squares, keys.largest], 1).numpy()
+    # what the pairs and the mean squared errors are over t^2 as t goes to 0
+    spread = squares @ ((1 - p) * pairs).to(kind.dtype)[:, :, None]
+    starts = torch.cat(
+        [pairs.sum(1, keepdim=True), keys.lengths(first, slice(None)) + spread[:, :, 0].double()], 1
+    )
+    chances = torch.where(surely, 0.0, p).to(kind.dtype).numpy()
+    logs = torch.where(surely, -torch.inf, log_eps) if len(columns) else log_eps
+    squared, constants = squares.numpy(), torch.tensor(CONSTANTS, dtype=kind.dtype).numpy()
+    width = starts.shape[1]
+
+    runs = torch.arange(len(p)).repeat_interleave(count)
+    start = (kind.lowest - kept.sum(1).clamp_min(TINY).log())[runs].numpy()
+    state = np.zeros((len(runs), FOUND + 2 * width))
+    state[:, NEXT] = state[:, LOW] = start + step * np.tile(np.arange(count), len(p))
+    state[:, FOUND + 1 :: 2] = math.inf
+    terms = torch.empty(len(runs) * kind.nodes, p.shape[1], dtype=kind.dtype)
+    nodes = np.empty((len(runs) * kind.nodes, SUMMED + width))
+    share, spreading, alive = torch.empty(3, p.shape[1], dtype=kind.dtype).numpy()
+    numbers = torch.zeros(len(p), width, dtype=torch.float64)
+    bias, rest = torch.zeros_like(drift), torch.zeros_like(drift[runs])
+    # sequences, and how many nodes each goes on for
+    todo, limits = np.arange(len(runs)), np.full(len(runs), kind.nodes)
+    while len(todo):
+        own, bottom = runs[todo], torch.from_numpy(state[todo, NEXT] == state[todo, LOW])
+        u = logs[own] + torch.from_numpy(state[todo, NEXT])[:, None]
+        grown = torch.where(u > kind.gone, u.clamp_(max=HIGHEST).exp_(), 0.0).to(kind.dtype)
+        more, lost, left = (x.numpy() for x in (grown, torch.expm1(-grown), torch.exp(-grown)))
+        ends = [0]
+        for i, (run, query) in enumerate(zip(todo.tolist(), own.tolist(), strict=True)):
+            at, end = ends[-1], ends[-1] + int(limits[i])
+            # each array alone: only then the compiler makes vector operations of inner sums
+            added = _upward(
+                chances[query],
+                squared[query],
+                more[i],
+                lost[i],
+                left[i],
+                share,
+                spreading,
+                alive,
+                constants,
+                of_query[query],
+                state[run],
+                step,
+                kind.tol,
+                terms.numpy()[at:end],
+                nodes[at:end],
+            )
+            ends.append(at + added)
+        lengths = torch.from_numpy(np.diff(ends))
+        table = torch.from_numpy(nodes[: ends[-1]])
+        rows = own.repeat_interleave(lengths)
+        t, in_unit, chance, late, summed = table[:, :SUMMED].unbind(1)
+        base = torch.where(
+            late[:, None] > 0, in_unit[:, None] * moved_sure[rows], t[:, None] * first[rows]
+        )
+        vector = base + (terms[: ends[-1]] @ keys.values).double() - summed[:, None] * drift[rows]
+        found = table[:, SUMMED:].clone()
+        found[:, 1:] += keys.lengths(vector, rows)
+        numbers.index_add_(0, rows, step * chance[:, None] * found)
+        bias.index_add_(0, rows, step * chance[:, None] * vector)
+        # Below the first node, at t, the bias has t (B - t G) left. Over these nodes the sum of t
+        # is that t, and of t^2 a third of its square; the first node says what B - t G is.
+        ats, of = torch.tensor(ends[:-1])[bottom], own[bottom]
+        twice = 2 * t[ats, None] * first[of] + chance[ats, None] * vector[ats]
+        rest[torch.from_numpy(todo)[bottom]] = step * twice / 3
+        low = state[todo, LOW]
+        below = torch.from_numpy(np.exp(np.minimum(2 * low, LARGE)))[:, None] * starts[runs[todo]]
+        missed = (below > 2 * kind.tol * numbers[runs[todo]] / count + TINY).any(1).numpy()
+        closed = state[todo, CLOSED] > 0
+        deeper = todo[closed & missed]
+        state[deeper, LOW] -= DEEPER * DOUBLE
+        state[deeper, NEXT] = state[deeper, LOW]
+        limits = np.where(closed, DEEPER, kind.nodes)[~closed | missed]
+        todo = todo[~closed | missed]
+    bias.index_add_(0, runs, rest)
+    return numbers, bias
 
 
 def _finite(x: Tensor) -> Tensor:
@@ -205,12 +304,14 @@ def _finite(x: Tensor) -> Tensor:
 @numba.njit(nogil=True, cache=True, error_model="numpy")
 def _upward(
     p: Any,
-    logs: Any,
     squares: Any,
     grown: Any,
     lost: Any,
     left: Any,
     share: Any,
+    spreading: Any,
+    alive: Any,
+    constants: Any,
     query: Any,
     state: Any,
     step: float,
@@ -219,95 +320,103 @@ def _upward(
     nodes: Any,
 ) -> int:
     """How many nodes were added, up to the length of ``nodes``: fewer where nothing is left above
-    them.
+    them. ``grown``, ``lost``, ``left``: t eps, x - 1 and x at the first.
     """
-    log_t = state[NEXT]
-    for j in range(p.size):
-        u = log_t + logs[j]
-        grown[j] = math.exp(min(u, HIGHEST)) if u > GONE else 0.0
-        lost[j], left[j] = math.expm1(-grown[j]), math.exp(-grown[j])
-    closed = state[CLOSED] > 0.0
+    log_t, closed, lengths = state[NEXT], state[CLOSED] > 0.0, len(squares)
     for node in range(len(nodes)):
-        product, spread, pair, sum_late, sum_early, above, above_pair = _sums(
-            p, squares, grown, lost, left, share
+        product, pair, sum_late, sum_early, above_pair = _sums(
+            p, grown, lost, left, share, spreading, alive, constants
         )
         chance = math.exp(-math.exp(min(log_t + query[TOTAL], LARGE))) * product
         in_unit = math.exp(min(log_t + query[UNIT], HIGHEST))
-        pair += in_unit * in_unit * query[PAIR]
         # of the two forms of the vector the one that is rounded less
         is_late = sum_late < -sum_early
-        _store(share, p, lost, left, is_late, terms[node])
-        _double(grown, lost, left)
+        _store(share, p, lost, left, is_late, constants, terms[node])
         nodes[node, 0], nodes[node, 1] = math.exp(min(log_t, LARGE)), in_unit
         nodes[node, 2], nodes[node, 3] = chance, 1.0 if is_late else 0.0
         nodes[node, 4] = sum_late if is_late else sum_early
-        nodes[node, 5], nodes[node, 6] = spread, pair
-        state[FOUND] += step * chance * spread
-        state[PAIRS] += step * chance * pair
+        done = True
+        for k in range(lengths + 1):
+            # An output is a mean of kept values, so that its error is at most the largest |c|, or
+            # the root of their summed squares.
+            if k == 0:
+                term, above = pair + in_unit * in_unit * query[PAIR], query[COUNT] + above_pair
+                most = 1.0
+            else:
+                term = _dot(spreading, squares[k - 1])
+                above = query[SPREAD + k - 1] + _dot(alive, squares[k - 1])
+                most = query[SPREAD + lengths + k - 1]
+            at = FOUND + 2 * k
+            nodes[node, SUMMED + k] = term
+            state[at] += step * chance * term
+            done = done and state[at + 1] <= tol * state[at] + TINY
+            state[at + 1] = 2 * chance * min(most, above)
         log_t += DOUBLE
-        if closed:  # nodes below the first one
-            continue
-        state[NEXT] = log_t
-        if (
-            state[REST] <= tol * state[FOUND] + TINY
-            and state[REST_PAIRS] <= tol * state[PAIRS] + TINY
-        ):
-            state[CLOSED] = 1.0
-            return node + 1
-        # an output is a mean of kept values, so that its error is at most the largest |c|, or the
-        # root of their summed squares
-        state[REST] = 2 * chance * min(query[LARGEST], query[SPREAD] + above)
-        state[REST_PAIRS] = 2 * chance * min(1.0, query[COUNT] + above_pair)
+        if not closed:  # else nodes below the first one
+            state[NEXT] = log_t
+            if done:
+                state[CLOSED] = 1.0
+                return node + 1
+        _double(grown, lost, left, constants)
     return len(nodes)
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=FAST)
 def _sums(
-    p: Any, squares: Any, grown: Any, lost: Any, left: Any, share: Any
-) -> tuple[float, float, float, float, float, float, float]:
-    """Over the keys at one node: product of D, spread, pairs, sums of the terms that both forms of
-    the vector have.
+    p: Any, grown: Any, lost: Any, left: Any, share: Any, spreading: Any, alive: Any, constants: Any
+) -> tuple[float, float, float, float, float]:
+    """Over the keys at one node: product of D, pairs, sums of the terms that both forms of the
+    vector have, sum of p x / D.
 
-    The last two: sums of p x / D times |c|^2 and 1. ``grown``: t eps; ``lost``: x - 1; ``left``: x;
-    ``share``: gets p t eps / D.
+    ``share`` gets p t eps / D, ``spreading`` what |c|^2 counts in the spread, ``alive`` p x / D.
     """
-    product = 1.0
-    spread = pair = sum_late = sum_early = above = above_pair = 0.0
+    one, product = constants[0], 1.0
+    pair = sum_late = sum_early = above = one - one
     for j in range(p.size):
-        stay = 1.0 - p[j]
-        d = stay + p[j] * left[j]
-        some = p[j] / d
-        alive = some * left[j]  # p x / D
-        weight = alive * grown[j]
-        product *= d
-        share[j] = some * grown[j]
+        stay = one - p[j]
+        inverse = one / (stay + p[j] * left[j])
+        alive[j] = p[j] * left[j] * inverse
+        share[j] = p[j] * grown[j] * inverse
+        weight = alive[j] * grown[j]
+        spreading[j] = weight * grown[j] * stay * inverse
+        product *= 1.0 + np.float64(p[j] * lost[j])  # float32 would lose digits in a long product
         sum_late += weight
         sum_early += share[j] * stay * lost[j]
         pair += weight * grown[j]
-        spread += weight * grown[j] * stay / d * squares[j]
-        above += alive * squares[j]
-        above_pair += alive
-    return product, spread, pair, sum_late, sum_early, above, above_pair
+        above += alive[j]
+    return product, pair, sum_late, sum_early, above
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=FAST)
-def _store(share: Any, p: Any, lost: Any, left: Any, is_late: bool, row: Any) -> None:
+def _dot(a: Any, b: Any) -> float:
+    total = a[0] * b[0]
+    for j in range(1, a.size):
+        total += a[j] * b[j]
+    return np.float64(total)
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=FAST)
+def _store(
+    share: Any, p: Any, lost: Any, left: Any, is_late: bool, constants: Any, row: Any
+) -> None:
     """The terms of one form of the vector."""
+    one, small = constants[0], constants[4]
     if is_late:
         for j in range(row.size):
             term = share[j] * left[j]
-            row[j] = term if term > SLOW else 0.0
+            row[j] = term if term > small else one - one
     else:
         for j in range(row.size):
-            row[j] = share[j] * (1.0 - p[j]) * lost[j]
+            row[j] = share[j] * (one - p[j]) * lost[j]
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=FAST)
-def _double(grown: Any, lost: Any, left: Any) -> None:
+def _double(grown: Any, lost: Any, left: Any, constants: Any) -> None:
     """t eps, x - 1 and x at the next node."""
+    one, two, half, most, small = constants
     for j in range(lost.size):
-        more = lost[j] * (lost[j] + 2.0)
-        square = left[j] * left[j] if left[j] > SLOW else 0.0
-        left[j] = square if lost[j] < -0.5 else 1.0 + more
+        more = lost[j] * (lost[j] + two)
+        square = left[j] * left[j] if left[j] > small else one - one
+        left[j] = square if lost[j] < -half else one + more
         lost[j] = more
-        grown[j] = min(2.0 * grown[j], 1000.0)
+        grown[j] = min(two * grown[j], most)

@@ -50,6 +50,7 @@ Family = Callable[[Tensor, Tensor], dict[str, tuple[str, Tensor]]]
 
 HIGHEST = 6.5  # exp(-exp(6.5)) = 1e-289: larger u change nothing, and smaller numbers are slow
 TINY = 1e-300
+SMALL = 2**17  # numbers that stay in the cache all together
 LEAST = -700.0  # logarithm of the smallest factor worth telling from 0: smaller numbers are slow
 
 
@@ -153,7 +154,11 @@ def as_numpy(x: Tensor) -> Floats:
 
 
 def squared_length(x: Tensor) -> Tensor:
-    """Of vectors (d, ...), one coordinate after the other: each stays in the cache."""
+    """Of vectors (d, ...); of many one coordinate after the other, so that each stays in the
+    cache.
+    """
+    if x.numel() <= SMALL:
+        return x.square().sum(0)
     out = torch.zeros_like(x[0]) if len(x) else x.sum(0)
     for row in x:
         out.addcmul_(row, row)

@@ -17,14 +17,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from esscher.errors.curve import ErrorCurve, QueryErrors, side_by_side
-from esscher.errors.doubling import doubling_errors
+from esscher.errors.curve import ErrorCurve, QueryErrors, merged, side_by_side
+from esscher.errors.doubling import Behind, Keys, doubling_errors
 from esscher.inputs import as_counts, generator_for
 from esscher.keep import LowRank
 from esscher.keep.context import Context
 from esscher.keep.rule import Chance, Ranked, Rule, ranking, refused
 
 FEW_PAIRS = 2**12  # queries x keys up to which float32 inputs are summed in float64 too
+SMALL = 1e-8  # of the largest |c|^2: smaller mean squared errors are not left to float32
 LOST = 1e-10  # of the trace of a metric: smaller directions are rounding
 
 
@@ -38,6 +39,7 @@ class KeepErrors:
     def __init__(self, context: Context) -> None:
         self.asked = context  # what rules see
         self.context = context.whole  # what sums are over: a sink logit is a sure key of value 0
+        self._made: dict[tuple[bool, bool], Keys] = {}  # by precision, and whether in nats
 
     def curve(
         self, rule: Rule, n: Any = None, *, details: bool = False, nats: bool = False
@@ -66,7 +68,7 @@ class KeepErrors:
 
     def share(self, share: float) -> QueryErrors:
         """Every key is kept with one probability."""
-        return _by_key(self.context, self._and_others(self.asked.visible.double() * share), None)
+        return self._by_key(self._and_others(self.asked.visible.double() * share), None, False)
 
     def _by_chance(
         self, rule: Rule, counts: Sequence[int | None], nats: bool
@@ -76,14 +78,7 @@ class KeepErrors:
         for kept in rule.ladder(self.asked, counts):
             p = self._and_others(kept.probability)
             weight = None if kept.weight is None else self._and_others(kept.weight)
-            errors = _by_key(self.context, p, weight)
-            if nats:
-                loss = np.empty_like(errors.mse)
-                for rows, head in self._behind:
-                    own = None if weight is None else weight[rows]
-                    loss[rows.cpu().numpy()] = _by_key(head, p[rows], own).mse / 2
-                errors = replace(errors, nats=loss)
-            found.append(errors)
+            found.append(self._by_key(p, weight, nats))
             sizes.append(kept.size)
         return side_by_side(found), torch.stack(sizes, dim=1)
 
@@ -104,19 +99,40 @@ class KeepErrors:
             found = replace(found, nats=((found.bias @ metric) * found.bias).sum(2) / 2)
         return found, sizes
 
+    def _by_key(self, p: Tensor, w: Tensor | None, nats: bool) -> QueryErrors:
+        """To the accuracy of the inputs, and faster, where these are float32 and many; errors so
+        small that float32 does not have their parts in float64.
+        """
+        single = self.context.dtype != torch.float64 and p.numel() > FEW_PAIRS
+        single = single and bool(((p > 0) & (p < 1)).any())
+        keys = self._keys(single, nats)
+        found = doubling_errors(keys, p, w)
+        few = keys.relative(found) < SMALL if single else np.zeros(len(p), dtype=bool)
+        if not few.any():
+            return found
+        rows = torch.from_numpy(np.flatnonzero(few))
+        own = None if w is None else w[rows.to(w.device)]
+        exact = doubling_errors(self._keys(False, nats).take(rows), p[rows.to(p.device)], own)
+        return merged(few, exact, found.take(np.flatnonzero(~few)))
+
+    def _keys(self, single: bool, nats: bool) -> Keys:
+        if (single, nats) not in self._made:
+            context, behind = self.context, self._behind if nats else None
+            seen = context.scores, context.near, context.drift, context.distance
+            self._made[single, nats] = Keys.of(*seen, single=single, behind=behind)
+        return self._made[single, nats]
+
     @cached_property
-    def _behind(self) -> list[tuple[Tensor, Context]]:
-        """Rows of each head, and their context with values L'v: with F = L L', |L'e|^2 = e'F e."""
+    def _behind(self) -> Behind:
         heads, metric = self.asked.heads, self.asked.metric
         assert heads is not None
         assert metric is not None
-        found = []
+        distance, roots = torch.empty_like(self.context.scores), dict[int, Tensor]()
         for head in torch.unique(heads).tolist():
-            rows = (heads == head).nonzero()[:, 0]
-            context = self.context.take(rows)
-            root = square_root(metric[head]).to(context.v.dtype)
-            found.append((rows, replace(context, v=context.v @ root)))
-        return found
+            rows, roots[head] = heads == head, square_root(metric[head])
+            own = self.context.take(rows.nonzero()[:, 0])
+            distance[rows] = replace(own, v=own.v @ roots[head].to(own.v.dtype)).distance
+        return Behind(distance, heads, roots)
 
     def _and_others(self, kept: Tensor) -> Tensor:
         """What is kept, or counts, with all that rules do not see, such as a sink logit: that is
@@ -138,14 +154,6 @@ def square_root(metric: Tensor) -> Tensor:
     rank = max(1, int((value > LOST * value.sum()).sum()))
     root: Tensor = vector[:, :rank] * value[:rank].sqrt()
     return root
-
-
-def _by_key(context: Context, p: Tensor, w: Tensor | None) -> QueryErrors:
-    """To the accuracy of the inputs, and faster, where these are float32 and many."""
-    single = context.dtype != torch.float64 and p.numel() > FEW_PAIRS
-    single = single and bool(((p > 0) & (p < 1)).any())
-    keys = context.scores, context.near, context.drift, context.distance
-    return doubling_errors(*keys, p, w, single=single)
 
 
 # ---- Attention on the first n keys of a ranking, for every n of a ladder: no chance, no integral.

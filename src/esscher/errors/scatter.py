@@ -7,11 +7,12 @@ other device.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from math import comb, factorial, pi
-from typing import Any
+from typing import Any, TypeVar
 
 import numba
 import numpy as np
@@ -23,6 +24,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 Floats = npt.NDArray[np.float64]
+_T = TypeVar("_T")
 
 
 @lru_cache(maxsize=8)
@@ -157,8 +159,21 @@ def scatter_compiled(
         part = slice(i, i + queries)
         deposit(lines[part], values, base[part], 1 / spacing, out[:, part])
 
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        list(pool.map(task, range(0, len(lines), queries)))
+    in_threads(task, range(0, len(lines), queries))
+
+
+def in_threads(task: Callable[[int], _T], items: Sequence[int]) -> list[_T]:
+    """What a task returns for each item: items are taken one by one by torch's number of threads,
+    so that none waits for a slower one.
+    """
+    threads = min(torch.get_num_threads(), len(items))
+    return list((map if threads < 2 else _pool(threads, os.getpid()).map)(task, items))
+
+
+@lru_cache(maxsize=2)
+def _pool(threads: int, process: int) -> ThreadPoolExecutor:
+    """Of this process: a fork has none of its parent's threads."""
+    return ThreadPoolExecutor(threads)
 
 
 @lru_cache(maxsize=8)

@@ -214,4 +214,4 @@ def fill_up(gain: Tensor, counts: Tensor) -> Iterator[Tensor]:
     )
     for scale in factor.where(counts > 0, 0.0).unbind(1):
         # 0 times infinity: never kept
-        yield (gain * scale[:, None]).nan_to_num(0.0, posinf=1.0).clamp(max=1)
+        yield (gain * scale[:, None]).nan_to_num_(0.0, posinf=1.0).clamp_(max=1)

@@ -133,7 +133,8 @@ class Rule(ABC):
         others = [part for part in self.parts if isinstance(part, Chance) and part is not free]
         dropped = [1 - part.probability(context, rest, None) for part in others]
         for p in free.probabilities(context, rest, [n - kept for n in counts if n is not None]):
-            yield _inclusion(held, rest, math.prod(dropped, start=1 - p), free.reweight)
+            chance = 1 - math.prod(dropped, start=1 - p) if dropped else p
+            yield _inclusion(held, rest, chance, free.reweight)
 
     def start(self, context: Context, counts: Sequence[int | None]) -> Tensor:
         """The keys that parts with numbers keep, (m, N), after a check of every n of a ladder."""
@@ -186,7 +187,7 @@ class Rule(ABC):
             if part.is_open and n is not None:
                 wanted = n - sure.sum(1).double()
             dropped = dropped * (1 - part.probability(context, rest, wanted))
-        return _inclusion(sure, rest, dropped, chances[0].reweight)
+        return _inclusion(sure, rest, 1 - dropped, chances[0].reweight)
 
     def held(self, context: Context) -> Tensor:
         """Keys that parts with numbers always keep, (m, N)."""
@@ -205,9 +206,9 @@ class Rule(ABC):
         return "+".join(part.text() for part in self.parts)
 
 
-def _inclusion(sure: Tensor, rest: Tensor, dropped: Tensor, reweight: bool) -> Inclusion:
-    """``dropped``: the chance that every part that keeps by chance drops the key."""
-    probability = torch.where(sure, 1.0, torch.where(rest, 1 - dropped, 0.0))
+def _inclusion(sure: Tensor, rest: Tensor, chance: Tensor, reweight: bool) -> Inclusion:
+    """``chance``: that some part that keeps by chance keeps the key, where it is of the rest."""
+    probability = torch.where(rest, chance, sure.double())
     return Inclusion(
         probability, torch.where(probability > 0, 1 / probability, 1.0) if reweight else None
     )

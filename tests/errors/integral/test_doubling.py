@@ -12,7 +12,7 @@ import torch
 
 import esscher.keep as keep
 from esscher.errors.curve import QueryErrors
-from esscher.errors.doubling import doubling_errors, inclusion_error
+from esscher.errors.doubling import Behind, Keys, doubling_errors, inclusion_error
 from esscher.errors.keep_curve import KeepErrors
 from esscher.keep.context import Context
 
@@ -39,7 +39,8 @@ def compare(seen: Context, p: torch.Tensor, w: torch.Tensor | None, rms: float =
 
 
 def doubled(seen: Context, p: torch.Tensor, w: torch.Tensor | None = None) -> QueryErrors:
-    return doubling_errors(seen.scores, seen.near, seen.drift, seen.distance, p, w, single=True)
+    keys = Keys.of(seen.scores, seen.near, seen.drift, seen.distance, single=True)
+    return doubling_errors(keys, p, w)
 
 
 def of_subsets(seen: Context, p: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -134,3 +135,32 @@ def test_all_queries_are_answered_in_the_end(text: str) -> None:
         np.testing.assert_allclose(curve.queries.mse, exact.mse, rtol=2e-4)
         size = 1e-4 * float(np.sqrt(exact.mse.min()))
         np.testing.assert_allclose(curve.queries.bias, exact.bias, atol=size)
+
+
+@pytest.mark.parametrize("text", ["random", "neyman", "sinks:4+topk:20+random"])
+def test_errors_in_nats_come_from_the_same_sums(text: str) -> None:
+    """1/2 E e'F e is half the squared error of values L'v, F = L L': two heads, each with its own
+    metric, one of rank 2.
+    """
+    seen, generator = context(1.0), torch.Generator().manual_seed(6)
+    kept = keep.parse(text).include(seen, 160)
+    roots = {h: torch.randn(24, r, generator=generator).double() for h, r in ((0, 24), (1, 2))}
+    heads = torch.tensor([0, 1] * 4)
+    alone = {h: Context.of(seen.q, seen.k, seen.v.double() @ root) for h, root in roots.items()}
+    distance = torch.stack([alone[h].distance[i] for i, h in enumerate(heads.tolist())])
+    seen_by = seen.scores, seen.near, seen.drift, seen.distance
+    for single, rtol in ((True, 1e-4), (False, 1e-11)):
+        keys = Keys.of(*seen_by, single=single, behind=Behind(distance, heads, roots))
+        found = doubling_errors(keys, kept.probability, kept.weight)
+        assert found.nats is not None
+        for i, h in enumerate(heads.tolist()):
+            exact = inclusion_error(seen.scores, alone[h].v, kept.probability, kept.weight).mse[i]
+            np.testing.assert_allclose(found.nats[i], exact / 2, rtol=rtol)
+
+
+def test_values_whose_squares_float32_does_not_have() -> None:
+    seen = context(1.0)
+    large = Context.of(seen.q, seen.k, seen.v * 2.0**80)
+    kept = keep.parse("random").include(seen, 160)
+    plain, found = (doubled(x, kept.probability).mse for x in (seen, large))
+    np.testing.assert_allclose(found / 2.0**160, plain, rtol=1e-6)
