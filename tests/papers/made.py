@@ -150,8 +150,14 @@ def made_references(moves: float, seed: int) -> Tables:
     """Half of the exponents differ by so much."""
     small = np.random.default_rng(seed).normal(0.4, 0.05, 72)
     moved = small + np.where(np.arange(72) % 2, moves, 0.0)
-    exponents = {"4096": small, "16384": moved}
-    return {n: {"heads": made_heads(72).assign(beta_fit=b)} for n, b in exponents.items()}
+    tables: dict[str, Any] = {}
+    for n, exponents in {"4096": small, "16384": moved}.items():
+        heads = made_heads(72).assign(beta_fit=exponents)
+        for column in MOMENTS:
+            ends = {f"{column}_low": exponents - 0.02, f"{column}_high": exponents + 0.02}
+            heads = heads.assign(**{column: exponents}, **ends)
+        tables[n] = {"heads": heads}
+    return tables
 
 
 def made_tails(coordinate: float, seed: int) -> Tables:
@@ -194,11 +200,15 @@ def made_rules(off: float, seed: int) -> Tables:
     return {"rules": {"evidence": rows.assign(drawn=0.1 * ratio)}}
 
 
-def made_neyman(second: float, seed: int) -> Tables:
-    """Two horizons; random keys are slow at the second, Neyman's have this exponent."""
-    chosen = {(0, "neyman"): 0.5, (1, "neyman"): second, (0, "random"): 0.5, (1, "random"): 0.2}
-    errors = made_errors(chosen, seed, repeats=200)
-    return {"neyman": {"evidence": errors.assign(horizon=errors["point"].map({0: 0.5, 1: 4.0}))}}
+def made_neyman(case: tuple[float, float], seed: int) -> Tables:
+    """Two horizons; random keys are slow, Neyman's have an exponent at the second; and the spread
+    of the tilted law.
+    """
+    power, spread = case
+    chosen = {(0, "neyman"): 0.5, (1, "neyman"): power, (0, "random"): 0.5, (1, "random"): 0.2}
+    errors = made_errors(chosen, seed, repeats=200).assign(law="signs", spread=spread)
+    errors["horizon"] = errors["point"].map({0: 0.5, 1: 4.0})
+    return {"neyman": {"evidence": errors.drop(columns=["point", "limit_squared"])}}
 
 
 # error at a tenth of the keys, exponent
@@ -233,13 +243,13 @@ def made_single(noise: float, seed: int) -> Tables:
 
 
 def made_depth(final: float, seed: int) -> Tables:
-    """Layers with exponent 0.35, and a final error with another."""
+    """Layers with exponent 0.35, and final errors of two rules, the second with another."""
     rng = np.random.default_rng(seed)
-    draws = grid(text=range(10), keep=(0.1, 0.2, 0.4), metric="error")
-    slopes = rng.normal(final, 0.02, 10).repeat(3)
+    draws = grid(rule=("heavy", "random"), text=range(10), keep=(0.1, 0.2, 0.4), metric="error")
+    slopes = rng.normal(np.repeat([0.35, final], 10), 0.02).repeat(3)
     draws = draws.assign(kept=256 * draws["keep"], value=draws["keep"] ** -slopes)
-    layers = pd.DataFrame({"layer": [OUTPUT, *map(str, range(30))]})
-    layers["exponent"] = [final, *rng.normal(0.35, 0.05, 30)]
+    layers = grid(rule=("heavy", "random"), layer=[OUTPUT, *map(str, range(30))])
+    layers["exponent"] = rng.normal(0.35, 0.05, len(layers))
     return {"depth": {"draws": draws, "depth": layers}}
 
 
@@ -325,6 +335,24 @@ def made_flows(case: tuple[float, str], seed: int) -> Tables:
     return {"flows": {"flows": flows, "distance": distance}}
 
 
+def made_ratio(ratio: float, seed: int) -> Tables:
+    """Errors above the noise that are so many times larger for the anisotropic covariance."""
+    rng = np.random.default_rng(seed)
+    flow = grid(covariance=COVARIANCES, length=TRAINED, model=(*MODELS, "bayes"))
+    size = np.where(flow["covariance"] == "isotropic", 1.0, ratio) * rng.uniform(1, 1.01, len(flow))
+    return {"flow": {"final": flow.assign(mse=NOISE + size / flow["length"])}}
+
+
+def made_hardmax_beyond(case: tuple[float, float], seed: int) -> Tables:
+    """Exponents of a law, and of heads, between 1000 and 32,000 tokens."""
+    law, own = case
+    exponents = np.random.default_rng(seed).normal(own, 0.01, 72)
+    heads = made_heads(72).drop(columns="status").assign(first=64, last=1024, beta_mean=exponents)
+    heads = heads.assign(beta_mean_low=exponents - 0.01, beta_mean_high=exponents + 0.01)
+    errors = made_errors({(0, "hardmax"): law}, seed, repeats=200)
+    return {"d = 2": {"errors": errors}, "heads": {"evidence": heads}}
+
+
 MADE: dict[str, Any] = {
     "b-1-sub-parametric": (made_sweep, (0.5, 0.3), (0.5, 0.55)),
     "b-2-proved-rate": (made_sweep, (0.5, 0.4), (0.5, 0.28)),
@@ -345,7 +373,7 @@ MADE: dict[str, Any] = {
     "b-12-domains": (made_domains, 0.1, 3.0),
     "o-36-language-model": (made_probe, (0.48, 0.3), (0.3, 0.48)),
     "o-33-keep-rules": (made_rules, 1.0, 1.2),
-    "o-34-neyman": (made_neyman, 0.5, 0.3),
+    "o-34-neyman": (made_neyman, (0.5, 1.0), (0.5, 0.3)),
     "b-13-sparse-rates": (
         made_windows,
         {**NEAREST, **CHOSEN},
@@ -358,7 +386,7 @@ MADE: dict[str, Any] = {
     ),
     "b-11-heads-together": (made_together, 1.0, 0.6),
     "o-35-heads-predict": (made_single, 0.3, 30.0),
-    "b-14-depth": (made_depth, 0.35, 0.15),
+    "b-14-depth": (made_depth, 0.35, 0.6),
     "b-16-downstream-horizon": (made_embeddings, -0.15, 0.05),
     "s-17-limit": (made_limit, 1.0, 1.1),
     "s-18-outputs": (made_concentration, (0.5, 100.0), (0.1, 0.2)),
@@ -369,6 +397,8 @@ MADE: dict[str, Any] = {
     "s-25-singular": (made_ends, 1e-6, 0.2),
     "s-23-bayes": (made_risks, 1.0, 0.1),
     "s-21-risks": (made_training, (0.6, 0.4), (0.4, 0.6)),
+    "s-38-anisotropic": (made_ratio, 1.2, 1.0),
+    "b-39-hardmax-beyond": (made_hardmax_beyond, (0.06, 0.1), (0.2, 0.1)),
     "s-22-distance": (made_flows, (1.0, ""), (-0.5, "")),
     "s-27-stability": (made_flows, (1.0, "linear"), (1.0, "softmax")),
 }

@@ -12,10 +12,19 @@ import pytest
 import yaml
 
 from esscher.papers import claims_laws
-from esscher.papers.claim import Claim, EvidenceSpec
+from esscher.papers.claim import Claim, EvidenceSpec, Tables
 from esscher.papers.judge import all_claims, compute, find_claim, register
 from esscher.runs import RunSpec, find_job
-from tests.papers.made import made_false, made_sweep, made_true
+from tests.papers.made import (
+    made_false,
+    made_hardmax_beyond,
+    made_neyman,
+    made_prose,
+    made_slopes,
+    made_sweep,
+    made_true,
+    made_uniform,
+)
 
 CLAIMS = all_claims()
 
@@ -106,6 +115,26 @@ def known_columns(spec: RunSpec) -> dict[str, set[str]]:
 def test_errors_that_fall_like_the_root_do_not_support_claim_1() -> None:
     decided = find_claim("1").decide(made_sweep((0.5, 0.5), 3))
     assert decided.verdict != "supported"
+
+
+@pytest.mark.parametrize(
+    ("name", "false"),
+    [
+        ("b-2-proved-rate", made_sweep((0.45, 0.27), 0)),  # all below the bound, by a tenth
+        ("b-4-uniform", made_uniform(0.0, 0)),  # C(R) like a power of R
+        ("o-32-sharp", made_slopes(0.1, 0)),
+        ("o-34-neyman", made_neyman((0.3, 1.0), 0)),
+        ("b-39-hardmax-beyond", made_hardmax_beyond((0.06, 0.3), 0)),  # in heads alone
+    ],
+)
+def test_each_part_of_a_rule_refutes(name: str, false: Tables) -> None:
+    assert CLAIMS[name].decide(false).verdict == "refuted"
+
+
+def test_heads_within_their_intervals_of_one_half_decide_nothing() -> None:
+    """Point estimates of the covariance, all above 1/2, refuted it before."""
+    tables = made_prose((0.4, 0.2, 0.51, 0.505), 0)
+    assert find_claim("7").decide(tables).verdict == "undecided"
 
 
 def test_an_unknown_claim_is_refused_with_those_there_are() -> None:

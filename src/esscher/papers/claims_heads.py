@@ -24,8 +24,10 @@ from esscher.intervals import Interval
 from esscher.keep import parse
 from esscher.keep.context import Context
 from esscher.papers import rules
-from esscher.papers.claim import Decision, Picture, Rows, Tables, claim
+from esscher.papers.claim import Decision, Picture, Rows, Series, Tables, claim
 from esscher.papers.rules import above, below, decided, exponent, inside, line, need, points
+from esscher.probe.moments import moment_units, unit_moments
+from esscher.probe.session import open_session
 from esscher.probe.spec import ProbeSpec
 from esscher.runs import execute
 
@@ -41,6 +43,12 @@ def slow_share(heads: pd.DataFrame, column: str) -> Interval:
     """The share of heads whose exponent is below the 1/2 of an average."""
     known = heads[column].dropna()
     return rules.share_of((known < 0.5).sum(), len(known))
+
+
+def fitted(heads: pd.DataFrame, column: str) -> list[Interval]:
+    """Exponents of heads that have one, each with its 99.9 % interval."""
+    columns = heads[[column, f"{column}_low", f"{column}_high"]].dropna()
+    return [rules.widened(*stored) for stored in columns.to_numpy()]
 
 
 def fall_with_scale(scales: pd.DataFrame) -> Interval:
@@ -65,7 +73,9 @@ def by_coupling(heads: pd.DataFrame, columns: dict[str, str]) -> Picture:
 @claim("b-7-heads")
 def slow_heads(tables: Tables) -> Decision:
     heads = measured(tables["prose"]["heads"])
-    shares = {label: slow_share(heads, column) for column, label in MOMENTS.items()}
+    shares = {
+        label: rules.share_below(fitted(heads, column), 0.5) for column, label in MOMENTS.items()
+    }
     order = rules.rank_correlation(heads["coupling"], heads["beta_mean"])
     exact = slow_share(heads, "beta_fit").value
     exact_order = rules.rank_correlation(heads["coupling"], heads["beta_fit"]).value
@@ -122,45 +132,75 @@ def bible() -> str:
     return max((value for value in constants if isinstance(value, str)), key=len)
 
 
-def measure_reference(tokens: int, queries: int, rng: np.random.Generator) -> Rows:
-    """Exponents of the L2 error of every head, with the Bible's first tokens as the pool."""
+def measure_reference(tokens: int, queries: int, moments: int, rng: np.random.Generator) -> Rows:
+    """Exponents of every head with the Bible's first tokens as the pool: of the L2 error, and of
+    the moments if they are sampled.
+    """
     text = bible()
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "bible.txt"
         source.write_text(text, "utf-8")
         corpus = CorpusSpec(text=(str(source),), max_tokens=tokens)
         seed = int(rng.integers(2**31))
-        spec = ProbeSpec(model="minilm", corpus=corpus, queries=queries, kept_queries=4, seed=seed)
+        spec = ProbeSpec(
+            model="minilm",
+            corpus=corpus,
+            queries=queries,
+            kept_queries=4,
+            moments=moments,
+            moments_n=REFERENCE_N if moments else None,
+            seed=seed,
+        )
         heads = measured(execute(spec, Path(folder) / "run").table("heads"))
-    rows: Rows = heads[["layer", "head", "beta_fit"]].assign(tokens=tokens).to_dict("records")
+    kept = heads.filter(regex="^(layer|head|beta_fit|beta_mean.*|beta_cov.*)$")
+    rows: Rows = kept.assign(tokens=tokens).to_dict("records")
     return rows
+
+
+REFERENCE_N = (64, 128, 256, 512)  # an eighth of the smallest reference
 
 
 @claim("b-9-references", measure_reference)
 def references(tables: Tables, moved: float, stays: float) -> Decision:
+    """Moments are sampled anew for each reference, so that a head has moved where the interval of
+    its change lies beyond ``moved``.
+    """
     if "bible" in tables:
         rows = tables["bible"]["evidence"]
     else:
         stored = {int(tokens): own["heads"] for tokens, own in tables.items()}
         rows = pd.concat([measured(heads).assign(tokens=n) for n, heads in stored.items()])
-    found = rows.pivot(index=["layer", "head"], columns="tokens", values="beta_fit")
-    found = found.sort_index(axis=1).dropna()
-    first, last = found.iloc[:, 0], found.iloc[:, -1]
-    moves, small = (last - first).abs(), f"{found.columns[0]:.0f} tokens"
-    series = [points(f"{tokens:.0f} tokens", first, found[tokens]) for tokens in found.columns[1:]]
-    kept = rules.share_of((moves < moved).sum(), len(found))
+    found = rows.set_index(["layer", "head"]).sort_index()
+    shifts, kept, series = {}, {}, []
+    for column, label in MOMENTS.items():
+        known = found.dropna(subset=column)
+        small, large = (known[known["tokens"] == n] for n in ends(known["tokens"]))
+        changes = [
+            rules.difference(b, a)
+            for a, b in zip(fitted(small, column), fitted(large, column), strict=True)
+        ]
+        shifts[label] = rules.mean_interval(change.value for change in changes)
+        same = [change.low < moved and change.high > -moved for change in changes]
+        kept[label] = rules.share_of(sum(same), len(same))
+        series.append(points(label, small[column], fitted(large, column)))
+    low, high = ends(known["tokens"])
+    exact = found.pivot_table(index=["layer", "head"], columns="tokens", values="beta_fit").dropna()
+    l2 = (exact.iloc[:, -1] - exact.iloc[:, 0]).abs()
     return decided(
-        need("share of heads that keep their exponent", kept, above, stays),
+        need("mean change of the exponent", shifts, inside, -moved, moved),
+        need("share of heads whose exponent stays", kept, above, stays),
         picture=Picture(
-            f"exponent, {small}",
-            "exponent, larger reference",
-            [*series, rules.diagonal("same", first)],
+            f"exponent, {low} tokens",
+            f"exponent, {high} tokens",
+            [*series, rules.diagonal("same", small[column])],
         ),
-        note=f"from {small} to {found.columns[-1]:.0f} the exponents of {len(found)} heads move by"
-        f" {moves.max():.3f} at most, the median from {first.median():.3f} to {last.median():.3f},"
-        f" the share below 1/2 from {(first < 0.5).mean():.0%} to {(last < 0.5).mean():.0%}; rank"
-        f" correlation {rules.rank_correlation(first, last).value:.2f}",
+        note=f"exact exponents of the L2 error move by {l2.max():.3f} at most from"
+        f" {exact.columns[0]} tokens to {exact.columns[-1]}",
     )
+
+
+def ends(values: pd.Series[int]) -> tuple[int, int]:
+    return int(values.min()), int(values.max())
 
 
 # ---- 10: tails
@@ -188,6 +228,51 @@ def tails(tables: Tables) -> Decision:
         picture=Picture("layer", what, series),
         note=f"laws of the largest values in {len(x)} layers, by likelihood at 95 %:"
         f" {'; '.join(told)}",
+    )
+
+
+# ---- 39: hardmax beyond the line
+
+
+def measure_hardmax(tokens: int, repeats: int, rng: np.random.Generator) -> Rows:
+    """Exponents of the mean output of heads whose scores are multiplied by 10^4."""
+    corpus = CorpusSpec(packaged="prose", max_tokens=tokens)
+    seed = int(rng.integers(2**31))
+    session = open_session(ProbeSpec(model="minilm", corpus=corpus, moments=repeats, seed=seed))
+    found = [unit_moments(session, unit, 1e4) for unit in moment_units(session)]
+    heads = pd.concat([tables["moments"] for tables in found])
+    n = found[0]["curves"]["n"]
+    rows: Rows = heads[heads["head"] >= 0].assign(first=n.min(), last=n.max()).to_dict("records")
+    return rows
+
+
+def logarithmic(first: float, last: float) -> float:
+    """The exponent of 1/sqrt(ln n) between two n."""
+    return 0.5 * float(np.log(np.log(last) / np.log(first)) / np.log(last / first))
+
+
+@claim("b-39-hardmax-beyond", measure_hardmax)
+def hardmax_beyond(tables: Tables, near: float) -> Decision:
+    gaps: dict[str, Interval] = {}
+    series: list[Series] = []
+    for name, own in tables.items():
+        if name == "heads":
+            continue
+        n = own["errors"]["n"]
+        fit, slow = exponent(own["errors"], "hardmax"), logarithmic(float(n.min()), float(n.max()))
+        gaps[name] = Interval(*(end - slow for end in fit))
+        series.append(points(name, [len(series)], [fit]))
+    heads = tables["heads"]["evidence"]
+    slow = logarithmic(float(heads["first"].min()), float(heads["last"].max()))
+    found = fitted(heads, "beta_mean")
+    series.append(points("heads", range(len(found)), found))
+    series.append(line("1/sqrt(ln n)", [0, len(found)], slow))
+    return decided(
+        need("exponent less that of 1/sqrt(ln n)", gaps, inside, -near, near),
+        need("share of heads so slow", rules.share_below(found, slow + near), above, 0.5),
+        picture=Picture("dimension, or head", "exponent of the mean output", series),
+        note=f"median exponent of {len(found)} heads {heads['beta_mean'].median():.2f}, where"
+        f" 1/sqrt(ln n) has {slow:.2f}",
     )
 
 
@@ -292,64 +377,85 @@ def keep_rules(tables: Tables, close: list[float]) -> Decision:
     )
 
 
-# ---- 34: Neyman's keys on a law
+# ---- 34: Neyman's keys on laws of finitely many points
 
 DIM = 4
 
 
+def finite_law(law: str, rng: np.random.Generator) -> Any:
+    """Equally likely tokens: signs, or 4096 draws of clusters of unequal size, or of Laplace's."""
+    drawn = rng.standard_normal((4096, DIM))
+    if law == "signs":
+        return np.array([*itertools.product((-1.0, 1.0), repeat=DIM)])
+    if law == "clusters":
+        kind = rng.integers(4, size=4096)
+        return (
+            rng.standard_normal((4, DIM))[kind] + np.array([0.1, 0.3, 1.0, 2.0])[kind, None] * drawn
+        )
+    return rng.laplace(size=(4096, DIM))
+
+
 def measure_neyman(
-    point: int, horizon: float, n: list[int], repeats: int, rng: np.random.Generator
+    law: str, horizon: float, n: list[int], repeats: int, rng: np.random.Generator
 ) -> Rows:
-    """Squared errors on n random keys, and on n keys drawn with density in proportion to e |c|
-    times the law's and weighted by one over it. Tokens N(0, I), score horizon <x, y>, value y, a
-    query x ~ N(0, I) for each repeat.
+    """Squared errors on n random keys, and on n keys drawn with chances in proportion to e |c| and
+    weighted by one over it. Score horizon <x, y>, value y, a query x ~ N(0, I) for each repeat.
+    ``spread``: the trace of the tilted covariance, n times the squared error of tilted draws.
     """
     rows = []
     for repeat in range(repeats):
+        tokens = finite_law(law, rng)
         theta = horizon * rng.standard_normal(DIM)
-        tokens = rng.standard_normal((n[-1], DIM))
-        direction = rng.standard_normal((n[-1], DIM))
-        # |c| has density in proportion to |c| times that of a Gaussian's norm
-        length = np.sqrt(rng.chisquare(DIM + 1, n[-1]))
-        norms = np.linalg.norm(direction, axis=1, keepdims=True)
-        chosen = theta + length[:, None] * direction / norms
-        # log of e times the law over the proposal, constants dropped
-        log_weight = chosen @ theta - np.square(chosen).sum(1) / 2
-        log_weight = log_weight + np.square(length) / 2 - np.log(length)
-        place = {"point": point, "horizon": horizon, "repeat": repeat}
-        drawn = {"random": (tokens, tokens @ theta), "neyman": (chosen, log_weight)}
-        for rule, (keys, scores) in drawn.items():
-            weight = np.exp(scores - scores.max())
-            total, summed = np.cumsum(weight), np.cumsum(weight[:, None] * keys, axis=0)
+        p = np.exp(tokens @ theta - (tokens @ theta).max())
+        p /= p.sum()
+        limit = p @ tokens
+        distance = np.linalg.norm(tokens - limit, axis=1)
+        chance = p * distance / (p @ distance)
+        even = np.full(len(p), 1 / len(p))
+        place = {"law": law, "horizon": horizon, "repeat": repeat, "spread": p @ distance**2}
+        for rule, chances in {"random": even, "neyman": chance}.items():
+            taken = rng.choice(len(p), n[-1], p=chances)
+            weight = p[taken] / chances[taken]
+            total = np.cumsum(weight)
+            summed = np.cumsum(weight[:, None] * (tokens[taken] - limit), axis=0)
             for count in n:
-                out = summed[count - 1] / max(total[count - 1], 1e-300)
-                error = {"squared": float(np.square(out - theta).sum())}
-                limit = {"limit_squared": float(theta @ theta)}
-                rows.append({**place, "metric": rule, "n": count, **error, **limit})
+                squared = float(np.square(summed[count - 1] / total[count - 1]).sum())
+                rows.append({**place, "metric": rule, "n": count, "squared": squared})
     return rows
 
 
 @claim("o-34-neyman", measure_neyman)
-def neyman(tables: Tables, half: list[float], flat: float) -> Decision:
+def neyman(tables: Tables, half: list[float], most: float) -> Decision:
+    """The error at the largest n is compared with that of as many draws of the tilted law itself,
+    whose spread depends on law and query.
+    """
     errors = tables["neyman"]["evidence"]
-    x = errors.groupby("point")["horizon"].first()
-    chosen, random = (
-        {f"horizon {x[i]:g}": exponent(errors, rule, i) for i in x.index}
+    cells = errors.groupby(["law", "horizon"], sort=True)
+    errors = errors.assign(point=cells.ngroup())
+    places = [*cells.groups]
+    fits = {
+        rule: {place: exponent(errors, rule, i) for i, place in enumerate(places)}
         for rule in ("neyman", "random")
-    )
-    last = errors[(errors["n"] == errors["n"].max()) & (errors["metric"] == "neyman")]
-    sizes = np.sqrt(last.groupby("point")["squared"].mean())
-    spread = float(sizes.max() / sizes.min())
+    }
+    last = errors[errors["n"] == errors["n"].max()]
+    means = last.groupby(["metric", "law", "horizon"])[["squared", "spread"]].mean()
+    ratios = np.sqrt(means["squared"] * errors["n"].max() / means["spread"])
     series = [
-        points("Neyman's keys", x, chosen.values()),
-        points("random keys", x, random.values()),
-        line("1/2", x, 0.5),
+        one
+        for rule, found in fits.items()
+        for one in rules.series_of({(f"{rule}, {law}", h): fit for (law, h), fit in found.items()})
     ]
     return decided(
-        need("exponent of Neyman's keys", chosen, inside, *half),
-        need(f"largest over smallest error at n = {errors['n'].max()}", spread, below, flat),
+        need("exponent of Neyman's keys", fits["neyman"], inside, *half),
+        need(
+            f"error over that of tilted draws, n = {errors['n'].max()}",
+            ratios["neyman"].to_dict(),
+            below,
+            most,
+        ),
         picture=Picture("horizon", "exponent", series, log="x"),
-        note=f"random keys have {[*random.values()][-1].value:.3f} at the largest horizon",
+        note=f"random keys have errors up to {ratios['random'].max():.3g} times those of tilted"
+        f" draws, and exponents from {min(fit.value for fit in fits['random'].values()):.2f}",
     )
 
 
@@ -458,23 +564,35 @@ OUTPUT = "output"
 
 @claim("b-14-depth")
 def depth(tables: Tables, same: float) -> Decision:
-    """Compares the exponents of every text's final error with the median over layers."""
+    """Compares the exponents of every text's final error with the median over layers, for each
+    rule.
+    """
     draws, layers = tables["depth"]["draws"], tables["depth"]["depth"]
-    single = layers[layers["layer"] != OUTPUT]["exponent"]
-    middle = float(single.median())
-    final = []
-    for _, own in draws[draws["metric"] == "error"].groupby("text"):
-        means = own.groupby("keep")[["kept", "value"]].mean()
-        final.append(-float(np.polyfit(np.log(means["kept"]), np.log(means["value"]), 1)[0]))
-    found = rules.mean_interval(final)
-    gap = Interval(*(end - middle for end in found))
-    logits = replace(points("logits", [0, len(single) - 1], [found, found]), line=True)
-    series = [points("attention of a layer", range(len(single)), single), logits]
+    draws = draws[draws["metric"] == "error"]
+    gaps, series, told = {}, [], []
+    for rule, own in draws.groupby("rule"):
+        single = layers[(layers["layer"] != OUTPUT) & (layers["rule"] == rule)]["exponent"]
+        middle = float(single.median())
+        final = []
+        for _, text in own.groupby("text"):
+            means = text.groupby("keep")[["kept", "value"]].mean()
+            final.append(-float(np.polyfit(np.log(means["kept"]), np.log(means["value"]), 1)[0]))
+        found = rules.mean_interval(final)
+        gaps[str(rule)] = Interval(*(end - middle for end in found))
+        logits = points(f"logits, {rule}", [0, len(single) - 1], [found, found])
+        series += [
+            points(f"layers, {rule}", range(len(single)), single),
+            replace(logits, line=True),
+        ]
+        told.append(
+            f"{rule}: logits {found.value:.2f} over {len(final)} texts, attention of {len(single)}"
+            f" layers at the full model's inputs {middle:.2f}"
+            f" ({single.min():.2f} to {single.max():.2f})"
+        )
     return decided(
-        need("exponent of the logits less the layers' median", gap, inside, -same, same),
+        need("exponent of the logits less the layers' median", gaps, inside, -same, same),
         picture=Picture("layer", "exponent in the keys kept", series),
-        note=f"logits {found.value:.2f} over {len(final)} texts; attention of {len(single)} layers,"
-        f" at the full model's inputs, {middle:.2f} ({single.min():.2f} to {single.max():.2f})",
+        note="; ".join(told),
     )
 
 

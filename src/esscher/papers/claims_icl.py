@@ -275,14 +275,8 @@ def measure_flows(what: str, rng: np.random.Generator, **settings: Any) -> Rows:
 
 def end_part(rows: pd.DataFrame, close: float) -> rules.Part:
     """Every flow ends where the printed limit is."""
-    distance = rows["distance"].to_numpy(float)
-    what = f"largest relative distance of {len(rows)} flows to the printed limit"
-    return rules.Part(
-        what,
-        rules.largest(distance),
-        f"below {close:g}",
-        below(rules.exactly(distance.max()), close),
-    )
+    distances = {f"flow {i} of {len(rows)}": x for i, x in enumerate(rows["distance"], 1)}
+    return need("relative distance to the printed limit", distances, below, close)
 
 
 def flows_end(tables: Tables, close: float) -> Decision:
@@ -313,8 +307,9 @@ def bayes(tables: Tables, close: float, ends: float) -> Decision:
     shares, lengths = by_case.to_numpy(float), by_case.columns.to_numpy(float)
     series = [points(f"task {place}", lengths, row) for place, row in enumerate(shares)]
     y = "risk where the flow ends / risk of the answer 0"
+    left = {f"task {place}": share for place, share in enumerate(shares[:, -1])}
     return decided(
-        need(f"risk left on {lengths[-1]:.0f} tokens", rules.largest(shares[:, -1]), below, ends),
+        need(f"risk left on {lengths[-1]:.0f} tokens", left, below, ends),
         need("its largest step with L", np.diff(shares, axis=1).max(), below, 0.0),
         end_part(rows[rows["what"] == "ends"], close),
         picture=Picture("prompt length L", y, series, log="xy"),
@@ -365,6 +360,23 @@ def risks(tables: Tables, near: float) -> Decision:
         need("error at the largest L", last.to_numpy().max(), below, (1 + near) * NOISE),
         picture=Picture("prompt length L", "mean squared error above the noise", series, log="xy"),
         note=f"{len(fit)} of {len(pairs)} trainings reach the end of the flow",
+    )
+
+
+@claim("s-38-anisotropic")
+def anisotropic(tables: Tables, more: float) -> Decision:
+    ends = tables["flow"]["final"].query("model in @MODELS")
+    excess = (ends.set_index(["model", "length", "covariance"])["mse"] - NOISE).unstack()
+    ratio = excess["kms:0.5"] / excess["isotropic"]
+    ratios = {f"{model}, L = {length}": value for (model, length), value in ratio.items()}
+    series = [
+        points(str(model), own.index.get_level_values("length"), own)
+        for model, own in ratio.groupby("model")
+    ]
+    return decided(
+        need("excess error, anisotropic / isotropic", ratios, above, more),
+        picture=Picture("prompt length L", "anisotropic / isotropic", series, log="x"),
+        note=f"the ratio lies between {ratio.min():.4f} and {ratio.max():.4f}",
     )
 
 

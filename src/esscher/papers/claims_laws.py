@@ -110,8 +110,6 @@ def falls_with_scale(tables: Tables, law: float, fall: float) -> Decision:
     """
     rows = fitted_rates(tables["ablation"])
     fits, x = [row["fit"] for row in rows], np.array([row["coupling"] for row in rows])
-    value = fits[0].value - fits[-1].value
-    half = math.hypot(*(end.high - end.low for end in (fits[0], fits[-1]))) / 2
     rises = max(after.low - before.high for before, after in itertools.pairwise(fits))
     paper = 1 / (2 * (1 + x))
     distance = np.mean(np.abs([fit.value for fit in fits] - paper))
@@ -120,7 +118,7 @@ def falls_with_scale(tables: Tables, law: float, fall: float) -> Decision:
         line("1/(2(1 + Psi)), experimental of [B]", x, paper),
     ]
     return decided(
-        need("fall of the exponent", Interval(value, value - half, value + half), above, law),
+        need("fall of the exponent", rules.difference(fits[0], fits[-1]), above, law),
         need("rise between two alphas beyond the intervals", rises, below, 0.0),
         need("fall over heads of MiniLM", fall_with_scale(tables["heads"]["scales"]), above, fall),
         picture=Picture("coupling Psi = alpha^2", "exponent", series, log="x"),

@@ -4,7 +4,7 @@ shares, means, rank correlations, rates fitted to stored errors; and series of p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,11 +116,6 @@ def exactly(value: float) -> Interval:
     return Interval(float(value), float(value), float(value))
 
 
-def largest(values: Any) -> Interval:
-    """The largest of computed numbers, with the range of all."""
-    return Interval(float(values.max()), float(values.min()), float(values.max()))
-
-
 def each(found: Iterable[float], change: Callable[[float], float]) -> Interval:
     """An increasing function of an estimate and of its ends."""
     return Interval(*(float(change(end)) for end in found))
@@ -129,6 +124,22 @@ def each(found: Iterable[float], change: Callable[[float], float]) -> Interval:
 def share_of(hits: Any, total: int) -> Interval:
     """The share hits / total, with Wilson's interval."""
     return intervals.share_interval(float(hits), total, LEVEL)
+
+
+def share_below(found: Sequence[Interval], bar: float) -> Interval:
+    """The share of estimates below a bar. Its ends are those of two shares: of estimates whose
+    whole interval lies below, and of those with some of it below.
+    """
+    sure, possible = sum(one.high < bar for one in found), sum(one.low < bar for one in found)
+    value = share_of(sum(one.value < bar for one in found), len(found)).value
+    return Interval(value, share_of(sure, len(found)).low, share_of(possible, len(found)).high)
+
+
+def difference(a: Interval, b: Interval) -> Interval:
+    """a - b of independent estimates: half widths add in squares."""
+    value = a.value - b.value
+    half = np.hypot(a.high - a.low, b.high - b.low) / 2
+    return Interval(value, float(value - half), float(value + half))
 
 
 def mean_interval(values: Iterable[float]) -> Interval:

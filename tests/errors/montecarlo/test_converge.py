@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
+from scipy.integrate import dblquad
 
 import esscher as es
 from esscher.errors.montecarlo.converge import Plan, converge
@@ -205,6 +206,27 @@ def test_hardmax_on_the_line_agrees_with_quadrature() -> None:
         assert (curve.rms >= found).all()
 
 
+def test_hardmax_of_two_tokens_in_three_dimensions() -> None:
+    """E|mean output|^2 within 4 standard errors of its integral (false alarm below 0.001). Both
+    tokens take themselves, unless <y_1, y_2> > |y_1|^2, r and a y_2's part along y_1: then both
+    take y_2.
+    """
+    switched, _ = dblquad(
+        lambda a, r: (
+            scipy.stats.norm.pdf(a)
+            * scipy.stats.chi.pdf(r, 3)
+            * (a * a + 2 - ((r + a) ** 2 + 2) / 4)
+        ),
+        *(0, np.inf),
+        *(lambda r: r, np.inf),
+    )
+    head = es.Head(torch.eye(3).double(), 2 * torch.eye(3).double())
+    curve = converge(head, gaussian(3), [1, 2], 4000, "hardmax", seed=3)["hardmax"]
+    squared = curve.samples / 4
+    error = squared.std(0, ddof=1) / np.sqrt(len(squared))
+    assert np.abs((squared.mean(0) - [3.0, 1.5 + 2 * switched]) / error).max() < 4.0
+
+
 def test_tokens_of_a_pool_are_drawn_with_replacement() -> None:
     """Within 4 standard errors of the exact curve."""
     pool, n = es.Pool(randn(64, 2)), [8, 32, 48]
@@ -265,7 +287,10 @@ BAD = [
     ),
     ({"metrics": ()}, "metrics: expected some of"),
     ({"metrics": ("l2", "l2")}, "metrics: expected some of"),
-    ({"metrics": "hardmax"}, "hardmax limit: Gaussian has unbounded support"),
+    (
+        {"metrics": "hardmax", "measure": es.Gaussian(torch.eye(2), [1.0, 0.0])},
+        "hardmax on Gaussian tokens needs mean 0",
+    ),
     ({"n": [10, 10]}, "n: expected increasing"),
     ({"n": [20, 10]}, "n: expected increasing"),
     ({"n": [0, 10]}, "n: expected whole numbers"),

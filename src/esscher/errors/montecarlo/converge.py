@@ -45,8 +45,8 @@ def converge(
     ``mean``, ``cov``: moments of self-attention's outputs, in L2 and Frobenius norm [B]. ``l2``:
     outputs over queries x ~ nu, nu the measure or the given ``queries`` (rows, or how many fresh
     ones a repeat). ``uniform``: sup over |x| <= ``radius`` (default: the root mean square norm of a
-    token). ``hardmax``: mean output on the line [B, Proposition 5.1], or outputs over x ~ nu for
-    bounded laws.
+    token). ``hardmax``: mean output for Gaussian tokens [B, Proposition 5.1 on the line], or
+    outputs over x ~ nu for bounded laws.
 
     Options. ``sampling``: "nested" prefixes of i.i.d. tokens, one pass for all n, or "independent"
     tokens for every n. ``query_inside`` adds a query of nu to its own prompt [S, Remark 3.2], for

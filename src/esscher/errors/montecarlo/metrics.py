@@ -175,8 +175,8 @@ class L2(Metric):
 
 
 class Hardmax(Metric):
-    """Hardmax. Centred Gaussian tokens on the line: |mean output of self-attention|, whose limit is
-    0 [B, Prop. 5.1].
+    """Hardmax. Centred Gaussian tokens: |mean output of self-attention|, whose limit is 0 by
+    symmetry [B, Prop. 5.1 on the line].
 
     Bounded laws: mean over queries x ~ nu of the squared error against the support's furthest point
     along the tilt.
@@ -187,25 +187,21 @@ class Hardmax(Metric):
     in_float64 = True
 
     def check(self, plan: Plan) -> None:
-        if not _on_the_line(plan):
+        if not _gaussian_tokens(plan):
             plan.measure.extreme(plan.head.tilt(self.probes(plan)))
 
     def describe_queries(self, plan: Plan) -> str:
-        if _on_the_line(plan):
+        if _gaussian_tokens(plan):
             return "queries are the tokens"
         return super().describe_queries(plan).removesuffix(", each in its own prompt")
 
     def error(self, draw: Draw) -> Errors:
         head, measure = draw.plan.head, draw.plan.measure
         tokens = draw.tokens.double().to(measure.device)
-        if _on_the_line(draw.plan):
-            # a query of positive tilt takes the largest token, one of negative tilt the smallest
-            y, at = as_floats(tokens)[:, 0], np.array(draw.ladder) - 1
-            upward = np.cumsum(y * float(head.A) > 0)[at] / (at + 1.0)
-            highest, lowest = np.maximum.accumulate(y)[at], np.minimum.accumulate(y)[at]
-            size = float(head.V.double().square().sum())
-            mean = upward * highest + (1.0 - upward) * lowest
-            return size * mean**2, size * float(measure.cov)
+        if _gaussian_tokens(draw.plan):
+            V = head.V.double().to(tokens)
+            mean = _line_means(draw) if measure.dim == 1 else _means(draw, tokens)
+            return as_floats((mean @ V.T).square().sum(1)), float((V @ measure.root).square().sum())
         target = hardmax_limit(head, measure)(draw.queries)
         q = head.queries(draw.queries)
         k, v = head.keys(tokens), head.values(tokens)
@@ -215,17 +211,32 @@ class Hardmax(Metric):
         return as_floats(torch.stack(squared)), float(target.square().sum(1).mean())
 
 
-def _on_the_line(plan: Plan) -> bool:
-    """The setting of [B, Proposition 5.1]: centred Gaussian tokens in d = 1."""
+def _means(draw: Draw, tokens: Tensor) -> Tensor:
+    """Mean of the tokens that the first n tokens take, at each n."""
+    q, k = draw.plan.head.queries(tokens), draw.plan.head.keys(tokens)
+    return torch.stack([attend_hardmax(q[:n], k[:n], tokens[:n]).mean(0) for n in draw.ladder])
+
+
+def _line_means(draw: Draw) -> Tensor:
+    """The same on the line, in O(n): a query of positive tilt takes the largest token, one of
+    negative tilt the smallest.
+    """
+    y, at = as_floats(draw.tokens)[:, 0], np.array(draw.ladder) - 1
+    upward = np.cumsum(y * float(draw.plan.head.A) > 0)[at] / (at + 1.0)
+    highest, lowest = np.maximum.accumulate(y)[at], np.minimum.accumulate(y)[at]
+    return torch.from_numpy(upward * highest + (1.0 - upward) * lowest)[:, None]
+
+
+def _gaussian_tokens(plan: Plan) -> bool:
+    """Whether the tokens are Gaussian, and then the queries too; refuse those without a limit."""
     head, measure = plan.head, plan.measure
-    if not measure.is_gaussian or measure.dim != 1 or head.dim_query != 1:
+    if not measure.is_gaussian or head.dim_query != measure.dim:
         return False
     bias = head.tilt_bias
-    centred = float(measure.mean) == 0.0 and (bias is None or float(bias) == 0.0)
-    if not centred or float(head.A) == 0.0:
+    centred = not bool(measure.mean.any()) and (bias is None or not bool(bias.any()))
+    if not centred or not bool(head.A.any()):
         raise ValueError(
-            "metrics: hardmax on Gaussian tokens of the line needs mean 0, A other than 0, and no"
-            " tilt bias"
+            "metrics: hardmax on Gaussian tokens needs mean 0, A other than 0, and no tilt bias"
         )
     return True
 
