@@ -192,6 +192,17 @@ def made_probe(ends: tuple[float, float], seed: int) -> Tables:
     return {"probe": {"heads": heads, "scales": scales}}
 
 
+def made_critical(noise: tuple[float, float], seed: int) -> Tables:
+    """Exponents told by critical scale and coupling, each with so much noise."""
+    rng = np.random.default_rng(seed)
+    critical, coupling = noise
+    own = rng.normal(0.4, 0.05, 90)
+    heads = made_heads(90).assign(beta_fit=own)
+    heads["critical_scale"] = np.exp(own + 0.05 * critical * rng.standard_normal(90))
+    heads["coupling"] = np.exp(-own - 0.05 * coupling * rng.standard_normal(90))
+    return {"minilm": {"heads": heads}, "smollm2": {"heads": heads}}
+
+
 def made_rules(off: float, seed: int) -> Tables:
     """Drawn errors that are ``off`` times the exact ones for one rule of two."""
     rng = np.random.default_rng(seed)
@@ -399,6 +410,7 @@ MADE: dict[str, Any] = {
     "s-21-risks": (made_training, (0.6, 0.4), (0.4, 0.6)),
     "s-38-anisotropic": (made_ratio, 1.2, 1.0),
     "b-39-hardmax-beyond": (made_hardmax_beyond, (0.06, 0.1), (0.2, 0.1)),
+    "o-40-critical-scale": (made_critical, (0.2, 3.0), (3.0, 0.2)),
     "s-22-distance": (made_flows, (1.0, ""), (-0.5, "")),
     "s-27-stability": (made_flows, (1.0, "linear"), (1.0, "softmax")),
 }

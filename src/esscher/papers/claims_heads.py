@@ -133,31 +133,25 @@ def bible() -> str:
 
 
 def measure_reference(tokens: int, queries: int, moments: int, rng: np.random.Generator) -> Rows:
-    """Exponents of every head with the Bible's first tokens as the pool: of the L2 error, and of
-    the moments if they are sampled.
-    """
+    """Exponents of every head, with the Bible's first tokens as the pool."""
     text = bible()
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "bible.txt"
         source.write_text(text, "utf-8")
         corpus = CorpusSpec(text=(str(source),), max_tokens=tokens)
-        seed = int(rng.integers(2**31))
         spec = ProbeSpec(
             model="minilm",
             corpus=corpus,
             queries=queries,
             kept_queries=4,
             moments=moments,
-            moments_n=REFERENCE_N if moments else None,
-            seed=seed,
+            moments_n=(64, 128, 256, 512),
+            seed=int(rng.integers(2**31)),
         )
         heads = measured(execute(spec, Path(folder) / "run").table("heads"))
-    kept = heads.filter(regex="^(layer|head|beta_fit|beta_mean.*|beta_cov.*)$")
+    kept = heads.filter(regex="^(layer|head|beta_fit|beta_(mean|cov).*)$")
     rows: Rows = kept.assign(tokens=tokens).to_dict("records")
     return rows
-
-
-REFERENCE_N = (64, 128, 256, 512)  # an eighth of the smallest reference
 
 
 @claim("b-9-references", measure_reference)
@@ -170,37 +164,28 @@ def references(tables: Tables, moved: float, stays: float) -> Decision:
     else:
         stored = {int(tokens): own["heads"] for tokens, own in tables.items()}
         rows = pd.concat([measured(heads).assign(tokens=n) for n, heads in stored.items()])
-    found = rows.set_index(["layer", "head"]).sort_index()
+    low, high = rows["tokens"].min(), rows["tokens"].max()
+    columns = [f"{column}{end}" for column in MOMENTS for end in ("", "_low", "_high")]
+    place = ["layer", "head"]
+    heads = rows[[*place, "tokens", "beta_fit", *columns]].dropna().sort_values(place)
+    heads = heads[heads.duplicated(place, keep=False)]
+    small, large = (heads[heads["tokens"] == size] for size in (low, high))
     shifts, kept, series = {}, {}, []
     for column, label in MOMENTS.items():
-        known = found.dropna(subset=column)
-        small, large = (known[known["tokens"] == n] for n in ends(known["tokens"]))
-        changes = [
-            rules.difference(b, a)
-            for a, b in zip(fitted(small, column), fitted(large, column), strict=True)
-        ]
+        pairs = zip(fitted(small, column), fitted(large, column), strict=True)
+        changes = [rules.difference(b, a) for a, b in pairs]
         shifts[label] = rules.mean_interval(change.value for change in changes)
         same = [change.low < moved and change.high > -moved for change in changes]
         kept[label] = rules.share_of(sum(same), len(same))
         series.append(points(label, small[column], fitted(large, column)))
-    low, high = ends(known["tokens"])
-    exact = found.pivot_table(index=["layer", "head"], columns="tokens", values="beta_fit").dropna()
-    l2 = (exact.iloc[:, -1] - exact.iloc[:, 0]).abs()
+    exact = np.abs(large["beta_fit"].to_numpy() - small["beta_fit"].to_numpy())
+    axes = f"exponent, {low} tokens", f"exponent, {high} tokens"
     return decided(
         need("mean change of the exponent", shifts, inside, -moved, moved),
         need("share of heads whose exponent stays", kept, above, stays),
-        picture=Picture(
-            f"exponent, {low} tokens",
-            f"exponent, {high} tokens",
-            [*series, rules.diagonal("same", small[column])],
-        ),
-        note=f"exact exponents of the L2 error move by {l2.max():.3f} at most from"
-        f" {exact.columns[0]} tokens to {exact.columns[-1]}",
+        picture=Picture(*axes, [*series, rules.diagonal("same", small[column])]),
+        note=f"exact exponents of the L2 error change by {exact.max():.3f} at most",
     )
-
-
-def ends(values: pd.Series[int]) -> tuple[int, int]:
-    return int(values.min()), int(values.max())
 
 
 # ---- 10: tails
@@ -318,6 +303,33 @@ def language_model(tables: Tables, fall: float) -> Decision:
         need("fall with alpha", fall_with_scale(tables["probe"]["scales"]), above, fall),
         picture=by_coupling(heads, {"beta_fit": "L2 error, exact"}),
     )
+
+
+# ---- 40: the critical scale against the coupling
+
+
+@claim("o-40-critical-scale")
+def critical_order(tables: Tables) -> Decision:
+    """Slow heads have a small critical scale and a large coupling: rank correlations of opposite
+    sign, compared in size.
+    """
+    gains, series, told = {}, [], []
+    for name, own in tables.items():
+        heads = measured(own["heads"])[["critical_scale", "coupling", "beta_fit"]].dropna()
+        gains[name] = rules.bootstrapped(heads, gain)
+        rho = heads.corr("spearman")["beta_fit"]
+        told.append(f"{name}: critical scale {rho.iloc[0]:.2f}, coupling {rho.iloc[1]:.2f}")
+        series.append(points(name, heads["critical_scale"], heads["beta_fit"]))
+    return decided(
+        need("rank correlation, critical scale over coupling", gains, above, 0.0),
+        picture=Picture("critical scale", "exponent of the L2 error", series, log="x"),
+        note=f"rank correlations with the exponent: {'; '.join(told)}",
+    )
+
+
+def gain(heads: pd.DataFrame) -> float:
+    rho = heads.corr("spearman")["beta_fit"]
+    return float(rho["critical_scale"] + rho["coupling"])
 
 
 # ---- 33: the exact error of a rule against drawn sets of keys

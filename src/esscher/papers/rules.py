@@ -153,6 +153,14 @@ def rank_correlation(x: Iterable[float], y: Iterable[float]) -> Interval:
     return intervals.rank_correlation(list(x), list(y), LEVEL)
 
 
+def bootstrapped(rows: pd.DataFrame, estimate: Callable[[pd.DataFrame], float]) -> Interval:
+    """An estimate from rows, with percentiles of the bootstrap over them."""
+    rng = np.random.default_rng(0)
+    drawn = [estimate(rows.iloc[rng.integers(0, len(rows), len(rows))]) for _ in range(4000)]
+    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Interval(estimate(rows), float(low), float(high))
+
+
 def widened(value: float, low: float, high: float) -> Interval:
     """A stored 95 % interval at the level that decides, errors taken as normal."""
     factor = float(stats.norm.ppf((1 + LEVEL) / 2) / stats.norm.ppf(0.975))
