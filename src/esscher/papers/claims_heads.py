@@ -420,6 +420,7 @@ def measure_neyman(
         theta = horizon * rng.standard_normal(DIM)
         p = np.exp(tokens @ theta - (tokens @ theta).max())
         p /= p.sum()
+        tokens = tokens - tokens[p.argmax()]  # or rounding takes the distance of one that has all
         limit = p @ tokens
         distance = np.linalg.norm(tokens - limit, axis=1)
         chance = p * distance / (p @ distance)
