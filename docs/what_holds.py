@@ -1,24 +1,24 @@
 """The page "What holds", made from reproduce.json when the documentation is built: a section and a
-picture for each claim.
+picture for each claim. Its table is in the repository as verdicts.csv: ``python
+docs/what_holds.py`` writes it.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 
 from esscher.papers.claim import VERDICTS
 
 HERE = Path(__file__).parent
 SHOWN = HERE / "reproduce.json"  # of the full run
 QUICK = tuple(HERE / f"reproduce_quick_seed{seed}.json" for seed in (0, 1))
+TABLE = HERE / "verdicts.csv"
 SURPRISES = {
     "b-7-heads": (
         "The heads of a real encoder are slow in the mean of their outputs, and fast in the"
@@ -57,9 +57,15 @@ SURPRISES = {
 """Of claims that came out otherwise than expected, or with more to it than the verdict."""
 
 
+def read() -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The full run, and others of which the verdicts alone are shown."""
+    content, *others = (json.loads(path.read_text("utf-8")) for path in (SHOWN, *QUICK))
+    return content, others
+
+
 def write_page(folder: Path) -> None:
     """``what_holds.md`` with its pictures in a folder."""
-    content, *others = (json.loads(path.read_text("utf-8")) for path in (SHOWN, *QUICK))
+    content, others = read()
     folder.mkdir(parents=True, exist_ok=True)
     for claim in content["claims"]:
         if claim.get("picture"):
@@ -67,57 +73,69 @@ def write_page(folder: Path) -> None:
     (folder / "what_holds.md").write_text(page(content, others), "utf-8")
 
 
+def rows(content: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """The table: a row for each claim."""
+    again = {
+        f"{other['scale']}, seed {other['seed']}": {one["id"]: one for one in other["claims"]}
+        for other in others
+    }
+    return [
+        {
+            "claim": claim["id"],
+            "statement": claim["statement"],
+            "verdict": claim["verdict"],
+            "effect": effect(claim),
+            "seed": str(seed(claim)),
+            "blind": "no" if claim["seen"] else "yes",
+            **{title: known[claim["id"]]["verdict"] for title, known in again.items()},
+        }
+        for claim in content["claims"]
+    ]
+
+
+def table() -> str:
+    """The content of verdicts.csv."""
+    found, text = rows(*read()), io.StringIO()
+    writer = csv.DictWriter(text, [*found[0]], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(found)
+    return text.getvalue()
+
+
+def seed(claim: Mapping[str, Any]) -> int:
+    found = re.search(r"--seed (\d+)", claim["command"])
+    return int(found[1]) if found else 0
+
+
 def page(content: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
-    """``others``: runs of other seeds or sizes, of which the verdicts alone are shown."""
-    claims = content["claims"]
+    claims, shown = content["claims"], rows(content, others)
     counts = ", ".join(
         f"{sum(claim['verdict'] == word for claim in claims)} {word}" for word in VERDICTS
     )
-    seen = sum(bool(claim["seen"]) for claim in claims)
-    again = [{claim["id"]: claim["verdict"] for claim in other["claims"]} for other in others]
-    titles = [f"{other['scale']}, seed {other['seed']}" for other in others]
+    blind = ", ".join(str(claim["number"]) for claim in claims if not claim["seen"])
     lines = [
         "# What holds",
         "",
-        (
-            f"{len(claims)} claims, of the papers and of our own: {counts}. Each was decided by a"
-            " rule that was"
-        ),
-        "tried on data where the claim is false ({doc}`../reproduce`).",
-        (
-            f"Of {seen} of the {len(claims)} measurements of their own had been seen when rule or"
-            " settings were fixed, and of some"
-        ),
-        (
-            "the rule was chosen after them; each says what (*Seen before*). What is shown was run"
-            " after that, from a seed that"
-        ),
-        "had not been used before, but for claim 36, which was mended on the way; at the size of",
-        f"`{command(content)}` ({content['written'][:10]}; its runs took",
-        (
-            f"{hours(content):.1f} hours, one process each). Laws are drawn anew by a seed; models"
-            " and texts are the same ones."
-        ),
-        "Intervals are 99.9 % unless the rule says otherwise.",
+        f"{len(claims)} claims, of the papers and of our own: {counts}. Each was decided by a rule",
+        "that was tried on data where the claim is false ({doc}`../reproduce`).",
+        f"Blind were claims {blind}: nothing of their own measurements had been seen when rule and",
+        "settings were fixed. Of the others some had, and each says what (*Seen before*). Every",
+        "rule stood before the run that is shown, whose seed had not been used before, but for",
+        "claim 36, which was mended on the way. Laws are drawn anew by a seed; models and texts",
+        f"are the same ones. The full runs took {hours(content):.1f} hours, one process each.",
+        "Intervals are 99.9 % unless the rule says otherwise; numbers without one are computed.",
         "",
-        f"| claim | statement | verdict | effect | {' | '.join(titles)} |",
-        f"|---|---|---|---|{'---|' * len(titles)}",
+        f"| {' | '.join(shown[0])} |",
+        f"|{'---|' * len(shown[0])}",
     ]
-    for claim in claims:
-        verdicts = [known.get(claim["id"], "not run") for known in again]
-        told = [
-            f"[{claim['id']}](#{claim['id']})",
-            text(claim["statement"]),
-            claim["verdict"],
-            text(effect(claim)),
-            *verdicts,
-        ]
-        lines.append(f"| {' | '.join(told)} |")
+    for row in shown:
+        name, *told = row.values()
+        lines.append(f"| [{name}](#{name}) | {' | '.join(map(text, told))} |")
     runs = " and ".join(f"`{command(other)}` ({hours(other) * 60:.0f} minutes)" for other in others)
     lines += [
         "",
         f"The last columns are of {runs}.",
-        changed(claims, again, titles),
+        changed(claims, others),
         "",
         "## Surprises",
         "",
@@ -148,15 +166,14 @@ def hours(content: Mapping[str, Any]) -> float:
     return float(sum(seconds.values())) / 3600
 
 
-def changed(
-    claims: Sequence[Mapping[str, Any]], again: Sequence[Mapping[str, str]], titles: Sequence[str]
-) -> str:
+def changed(claims: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> str:
     """Which verdicts another run turned round, apart from undecided ones."""
+    first = {claim["id"]: claim["verdict"] for claim in claims}
     turned = [
-        f"{claim['id']} ({title}: {known[claim['id']]})"
-        for claim in claims
-        for known, title in zip(again, titles, strict=True)
-        if {claim["verdict"], known.get(claim["id"])} == {"supported", "refuted"}
+        f"{claim['id']} ({other['scale']}, seed {other['seed']}: {claim['verdict']})"
+        for other in others
+        for claim in other["claims"]
+        if {claim["verdict"], first[claim["id"]]} == {"supported", "refuted"}
     ]
     if turned:
         return f"They turn round: {', '.join(turned)}."
@@ -201,6 +218,11 @@ def text(words: str) -> str:
 
 
 def save_picture(claim: Mapping[str, Any], file: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
     picture = claim["picture"]
     figure, axes = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
     for series in picture["series"]:
@@ -228,3 +250,7 @@ def save_picture(claim: Mapping[str, Any], file: Path) -> None:
 
 def numbers(values: list[float | None]) -> list[float]:
     return [float("nan") if value is None else value for value in values]
+
+
+if __name__ == "__main__":
+    TABLE.write_text(table(), "utf-8")

@@ -5,6 +5,7 @@ specs that exist.
 from __future__ import annotations
 
 import json
+import runpy
 from dataclasses import replace
 from pathlib import Path
 
@@ -158,6 +159,12 @@ def test_a_claim_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_the_table_of_verdicts_is_current() -> None:
+    """docs/verdicts.csv, which ``python docs/what_holds.py`` writes from the stored verdicts."""
+    what_holds = runpy.run_path(str(DOCS / "what_holds.py"))
+    assert (DOCS / "verdicts.csv").read_text("utf-8") == what_holds["table"]()
 
 
 def test_the_printed_verdicts_are_of_these_claims_and_no_seed_turns_one_round() -> None:
