@@ -174,7 +174,9 @@ def test_the_printed_verdicts_are_of_these_claims_and_no_seed_turns_one_round() 
     found: dict[str, set[str]] = {name: set() for name in CLAIMS}
     for file in ("reproduce.json", "reproduce_quick_seed0.json", "reproduce_quick_seed1.json"):
         records = json.loads((DOCS / file).read_text("utf-8"))["claims"]
-        assert [record["id"] for record in records] == list(CLAIMS)
+        names = {record["id"] for record in records}
+        assert [record["id"] for record in records] == [name for name in CLAIMS if name in names]
+        assert file != "reproduce.json" or names == {*CLAIMS}
         for record in records:
             said = CLAIMS[record["id"]].described()
             assert {key: record[key] for key in said} == said, (

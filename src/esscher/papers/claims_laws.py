@@ -466,8 +466,11 @@ def sharp_exponents(tables: Tables, gap: float) -> Decision:
     found = pd.DataFrame(rows, columns=["dim", "horizon", "last", "usual", "sharp"])
     ratios, usual = (found[name] / found["sharp"] for name in ("last", "usual"))
     names = [f"d = {d}, h = {h:g}" for d, h in zip(found["dim"], found["horizon"], strict=True)]
-    far = found["horizon"][(usual - 1).abs() > gap]
-    where = f"horizons {far.min():g} to {far.max():g}" if len(far) else "no horizon"
+    told = []
+    for when, ratio in (("over the last decade", ratios), ("from 10^3 to 10^4", usual)):
+        far = found["horizon"][(ratio - 1).abs() > gap]
+        where = f"horizons {far.min():g} to {far.max():g}" if len(far) else "no horizon"
+        told.append(f"{when} {ratio.min():.2f} to {ratio.max():.2f}, too far at {where}")
     series = []
     for dim, own in found.groupby("dim"):
         series.append(points(f"d = {dim}, last decade", own["horizon"], own["last"]))
@@ -477,6 +480,5 @@ def sharp_exponents(tables: Tables, gap: float) -> Decision:
     return decided(
         need("slope / b over the last decade", last, inside, 1 - gap, 1 + gap),
         picture=Picture("two-sided horizon h", "local exponent of the exact error", series),
-        note=f"from 10^3 to 10^4 tokens slopes are further from b at {where}:"
-        f" {usual.min():.2f} to {usual.max():.2f} of it",
+        note=f"slope / b: {'; '.join(told)}",
     )
