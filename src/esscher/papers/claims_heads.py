@@ -221,13 +221,12 @@ def tails(tables: Tables) -> Decision:
 
 def measure_hardmax(tokens: int, repeats: int, rng: np.random.Generator) -> Rows:
     """Exponents of the mean output of heads whose scores are multiplied by 10^4."""
-    corpus = CorpusSpec(packaged="prose", max_tokens=tokens)
-    seed = int(rng.integers(2**31))
-    session = open_session(ProbeSpec(model="minilm", corpus=corpus, moments=repeats, seed=seed))
-    found = [unit_moments(session, unit, 1e4) for unit in moment_units(session)]
-    heads = pd.concat([tables["moments"] for tables in found])
-    n = found[0]["curves"]["n"]
-    rows: Rows = heads[heads["head"] >= 0].assign(first=n.min(), last=n.max()).to_dict("records")
+    corpus, seed = CorpusSpec(packaged="prose", max_tokens=tokens), int(rng.integers(2**31))
+    spec = ProbeSpec(model="minilm", corpus=corpus, moments=repeats, scales=(1e4,), seed=seed)
+    session = open_session(spec)
+    found = [unit_moments(session, unit) for unit in moment_units(session)]
+    heads, n = pd.concat([own["scaled_moments"] for own in found]), found[0]["curves"]["n"]
+    rows: Rows = heads.assign(first=n.min(), last=n.max()).to_dict("records")
     return rows
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -187,15 +187,14 @@ def moment_units(session: Session) -> list[Unit]:
     return [{"layers": block, "moments": True} for block in blocks]
 
 
-def unit_moments(session: Session, unit: Unit, alpha: float = 1.0) -> dict[str, pd.DataFrame]:
-    """Curves and exponents of some layers, as tables; scores are multiplied by ``alpha``."""
+def unit_moments(session: Session, unit: Unit) -> dict[str, pd.DataFrame]:
+    """Curves and exponents of some layers, as tables."""
     chosen = pool_tokens(session.pooled)
     held: dict[int, list[Tensors]] = {layer: [] for layer in unit["layers"]}
     info: dict[int, LayerInfo] = {}
 
     def sink(captured: AttentionCall, batch: Indices) -> None:
-        own = LayerInfo.of(captured)
-        info[captured.layer] = replace(own, scale=alpha * own.scale)
+        info[captured.layer] = LayerInfo.of(captured)
         some = torch.from_numpy(chosen[batch]).to(captured.query.device)
         held[captured.layer].append(token_tensors(captured, some))
 
