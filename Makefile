@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install test probe probe-llm lint types chromium unit test-slow fuzz docs bench profile format freeze clean distclean
+.PHONY: help install test probe probe-llm lint types chromium unit test-slow fuzz docs docs-full bench profile format freeze clean distclean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
@@ -63,6 +63,9 @@ fuzz: $(STAMP)  ## 30,000 random calls of the public API against independent ref
 
 docs: $(STAMP)  ## documentation as HTML; a warning is an error
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
+
+docs-full: $(LLM)  ## every command of the first ten minutes on the real models, against what the page shows
+	$(BIN)/python -m pytest -m slow tests/test_tutorials.py
 
 bench: $(STAMP)  ## every benchmark: measured ratio against its bar
 	$(BIN)/python benchmarks/run.py

@@ -1,4 +1,6 @@
-"""Sphinx: Markdown pages, formulas, one bibliography, and the reference made from docstrings."""
+"""Sphinx: Markdown pages, formulas as MathML (no script, no network), one bibliography, and the
+reference made from docstrings.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,9 @@ import sys
 import tomllib
 from pathlib import Path
 from typing import Any
+
+from docutils import nodes
+from latex2mathml.converter import convert
 
 sys.path.insert(0, str(Path(__file__).parent))
 import what_holds
@@ -19,7 +24,8 @@ author = "The esscher authors"
 copyright = author
 version = release = _METADATA["version"]
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinxcontrib.bibtex"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinxcontrib.bibtex"]
+html_math_renderer = "mathml"
 exclude_patterns = ["_build"]
 myst_enable_extensions = ["deflist", "dollarmath", "fieldlist"]
 myst_heading_anchors = 3
@@ -52,6 +58,18 @@ def _make_pages(app: Any) -> None:
     what_holds.write_page(Path(app.srcdir) / "made")
 
 
+def _inline_formula(translator: Any, node: Any) -> None:
+    translator.body.append(convert(node.astext()))
+    raise nodes.SkipNode
+
+
+def _formula(translator: Any, node: Any) -> None:
+    converted = convert(node.astext(), display="block")
+    translator.body.append(f'<div class="formula">{converted}</div>')
+    raise nodes.SkipNode
+
+
 def setup(app: Any) -> None:
+    app.add_html_math_renderer("mathml", (_inline_formula, None), (_formula, None))
     app.connect("builder-inited", _make_pages)
     app.connect("autodoc-process-docstring", _as_written)

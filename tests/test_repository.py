@@ -12,7 +12,9 @@ import pytest
 import yaml
 
 import esscher
+from tests.cli.test_flags import commands
 from tests.pages import blocks, run_page
+from tests.test_columns import DECLARED
 
 ROOT = Path(__file__).parents[1]
 MADE = {
@@ -202,6 +204,48 @@ def test_pages_name_flags_and_commands_that_exist() -> None:
     assert unknown_flags("`esscher compare a b`, `--sort`") == ["--sort", "compare"]
     pages = [*PAGES, ROOT / "CHANGELOG.md"]
     found = {page.name: unknown_flags(page.read_text("utf-8")) for page in pages}
+    assert {name: words for name, words in found.items() if words} == {}
+
+
+# Words of our own that readers stumbled over, and plain ones in their place.
+COINAGES = {
+    r"\b(?:un)?settled\b": "converged",
+    r"\bat rest\b": "converged",
+    r"\bstill moving\b": "not converged",
+    r"\bkl[ _]?behind\b(?!_)": "KL above the best rule",
+    r"\beach head its own\b": "every head at the error",
+    r"\blimits differ\b": "outputs match to",
+    r"\bagainst the first order\b": "compared with a first-order prediction",
+    r"\bwhat is left of (?:it|them)\b": "the rest",
+    r"\bno matter\b": "ignored",
+    r"\bwhoever\b": "who",
+    r"\ba (?:thread|core) a (?:core|thread)\b": "one thread per core",
+    r"\bfeels? (?:each|a|the) head\b": "gradient at the head's output",
+}
+
+
+def coinages(text: str) -> list[str]:
+    return [hit.group() for word in COINAGES for hit in re.finditer(word, text, re.I)]
+
+
+def told() -> dict[str, str]:
+    """Everything that users read, by where it stands: pages, the report, help, columns."""
+    found = {
+        str(path.relative_to(ROOT)): path.read_text("utf-8")
+        for path in (*PAGES, ROOT / "CHANGELOG.md", *(ROOT / "src/esscher/report/page").iterdir())
+    }
+    for words, command in commands():
+        found[f"esscher {words}"] = " ".join([command.help, *(one.help for one in command.params)])
+    for job, tables in DECLARED.items():
+        for column in (column for columns in tables.values() for column in columns):
+            words = (column.label, column.short, column.help, *column.words, *column.meanings)
+            found[f"{job}: {column.key}"] = " ".join(map(str, words))
+    return found
+
+
+def test_no_word_of_our_own() -> None:
+    assert coinages("4 heads are settled; kl behind; each head its own") != []
+    found = {name: coinages(text) for name, text in told().items()}
     assert {name: words for name, words in found.items() if words} == {}
 
 

@@ -70,7 +70,11 @@ def test_a_run_in_words_and_its_budget(tmp_path: Path) -> None:
     assert heavy.rule == "heavy"
     assert (heavy.caches["error"] <= 0.1 * (1 + 1e-6)).all()
     assert run.budget(total=300, rule="heavy").asked.total == 300
-    assert run.budget().rule == "random"
+    found = es.budget(run.path)  # of all rules for any cache, the one with the fewest keys
+    assert found.rule == run.budget().rule == "heavy"
+    assert found.rules is not None
+    assert set(found.rules["rule"]) >= {"random", "topk"}
+    assert "<table" in found._repr_html_()
     assert repr(heavy).startswith("Budget(heavy, ")
     assert "; best split keeps " in repr(heavy)
     assert "worst head " in repr(heavy)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import json
 import shlex
 from pathlib import Path
 
@@ -18,7 +20,8 @@ from tests.pages import blocks
 TUTORIALS = sorted((Path(__file__).parents[1] / "docs" / "tutorials").glob("*.md"))
 
 
-LANGUAGE_MODEL, LAYERS = "smollm2", "0,5,10,15,20,25"  # in tutorials/language_model.md
+LANGUAGE_MODEL, LAYERS = "smollm2", "0,10,20"  # in tutorials/first_minutes.md
+NOTEBOOK = Path(__file__).parents[1] / "examples" / "start.ipynb"
 
 
 def commands(body: str) -> list[list[str]]:
@@ -32,7 +35,7 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     their place.
     """
     pytest.importorskip("transformers")
-    sizes = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 128}
+    sizes = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 1024}
     folder = save_tiny(tmp_path_factory.mktemp("models") / "tiny-llama", "llama", **sizes)
     return {LANGUAGE_MODEL: str(folder), LAYERS: "0-1"}
 
@@ -50,6 +53,49 @@ def test_tutorial_runs(
     check(page, stand_in, tmp_path, capsys)
 
 
+def generated(code: str, folder: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What a block of Python prints with another model in place of the packaged one."""
+    capsys.readouterr()
+    exec(code.replace(f'"{LANGUAGE_MODEL}"', repr(folder)), {"__name__": "page"})
+    return capsys.readouterr().out.splitlines()
+
+
+def test_a_compressed_cache_generates_as_on_the_page(
+    stand_in: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (page,) = (page for page in TUTORIALS if page.stem == "first_minutes")
+    (block,) = blocks(page.read_text("utf-8"), "py")
+    told, *texts = generated(block.body, stand_in[LANGUAGE_MODEL], capsys)
+    assert told.startswith("fisher+refit (cut): 20.0% of the cache kept, ")
+    assert len(texts) == 2
+
+
+def cells() -> list[str]:
+    found = json.loads(NOTEBOOK.read_text("utf-8"))["cells"]
+    return ["".join(cell["source"]) for cell in found if cell["cell_type"] == "code"]
+
+
+def test_the_notebook_runs(
+    stand_in: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Cell by cell in one namespace; what stands last in a cell shows itself."""
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "notebook"}
+    shown = []
+    for source in cells():
+        body = ast.parse(source.replace(f'"{LANGUAGE_MODEL}"', repr(stand_in[LANGUAGE_MODEL]))).body
+        last = body.pop() if isinstance(body[-1], ast.Expr) else None
+        exec(compile(ast.Module(body, []), NOTEBOOK.name, "exec"), names)
+        if isinstance(last, ast.Expr):
+            shown.append(eval(compile(ast.Expression(last.value), NOTEBOOK.name, "eval"), names))
+    assert [bool(getattr(one, "_repr_html_", None)) for one in shown[:2]] == [True, True]
+    assert " keeps " in shown[1]._repr_html_()
+    assert "compressed: " in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_the_language_model_says_what_its_tutorial_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -59,8 +105,10 @@ def test_the_language_model_says_what_its_tutorial_shows(
             pytest.skip(f"the package {package} is not installed")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
-    (page,) = (page for page in TUTORIALS if page.stem == "language_model")
+    (page,) = (page for page in TUTORIALS if page.stem == "first_minutes")
     check(page, {}, tmp_path, capsys)
+    (block,) = blocks(page.read_text("utf-8"), "py")
+    assert generated(block.body, LANGUAGE_MODEL, capsys) == (block.shown or "").splitlines()
 
 
 def test_the_kvpress_code_of_a_page_drops_keys(

@@ -43,6 +43,8 @@ from .measures import (
 )
 from .hf.capture import capture as capture
 from .compress.api import compress as compress
+from .describe import describe as describe
+from .probe.budget import budget as budget
 from .probe.job import probe as probe
 from .runs import Run as Run, load_run as load_run
 from .theory import (

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import time
 import timeit
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,20 @@ class Cost:
     speed: float  # operations a second
     threads: int
 
+    def facts(self) -> dict[str, str]:
+        """Processor time and memory of the probe, and the speed that they come from."""
+        pool = f"{self.queries} queries in windows of {self.keys:,} of {self.tokens:,} tokens"
+        if self.keys == self.tokens:
+            pool = f"{self.keys:,} keys, {self.queries} queries"
+        forward = self.operations["forward"] / self.speed
+        return {
+            "a probe costs": (
+                f"about {_time(self.seconds)} of processor time and {self.bytes / 1e9:.2g} GB"
+                f" ({pool}; of the time {_time(forward)} are forward passes)"
+            ),
+            "measured here": f"{self.speed / 1e9:.3g} GFLOP/s, threads: {self.threads}",
+        }
+
 
 @dataclass(frozen=True)
 class ModelDescription:
@@ -85,22 +101,68 @@ class ModelDescription:
     encoder_of_pair: bool
     cost: Cost | None
 
+    @property
+    def heads_in_all(self) -> int | None:
+        return None if self.layers is None or self.heads is None else self.layers * self.heads
 
-def describe_model(
-    name: Any = None, *, revision: str | None = None, cost: bool = True, asked: ProbeSpec = DEFAULT
+    def facts(self) -> dict[str, str]:
+        """What is known, by label."""
+        windows = Counter(window for window in self.windows if window is not None)
+        only = ", encoder only" if self.encoder_of_pair else ""
+        found: dict[str, Any] = {
+            "family": f"{self.family} ({self.architecture}{only})",
+            "supported": "yes" if self.supported else f"no: {self.reason}",
+            "parameters": self.parameters,
+            "weights": self.weights,
+            "layers": self.layers,
+            "heads per layer": self.heads,
+            "key-value heads per layer": self.kv_heads,
+            "heads in all": self.heads_in_all,
+            "head width": self.width,
+            "hidden size": self.hidden_size,
+            "longest sequence": self.max_positions or "no limit given",
+            "positions": self.positions,
+            "mask": {None: "", True: "causal", False: "every token sees every token"}[self.causal],
+            "sliding windows": "; ".join(
+                f"{window:,} tokens in {layers} layers"
+                for window, layers in sorted(windows.items())
+            ),
+            "soft cap": None if self.softcap is None else f"{self.softcap:g}",
+            "sink logits": "yes" if self.sinks else "",
+            **({} if self.cost is None else self.cost.facts()),
+        }
+        return {
+            name: f"{value:,}" if isinstance(value, int) else str(value)
+            for name, value in found.items()
+            if value
+        }
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>"
+            for name, value in self.facts().items()
+        )
+        return f"<b>{escape(self.name)}</b><table>{rows}</table>"
+
+
+def describe(
+    model: Any = None, *, revision: str | None = None, cost: bool = True, asked: ProbeSpec = DEFAULT
 ) -> ModelDescription:
-    """Build the model without memory for its weights, let it run on shapes only, and report what
-    its attention is given.
+    """A model's layers, heads and positions, whether it is supported, and what a probe of it costs:
+    what ``esscher describe`` prints.
+
+    ``model``: as :func:`esscher.probe` takes it by name. It is built without memory for its weights
+    and runs on shapes only. ``asked``: the probe whose cost is estimated.
     """
-    source = resolve(name)
+    source = resolve(model)
     config = read_config(source, revision)
     paired = bool(getattr(config, "is_encoder_decoder", False))
-    model = skeleton(config, source.shown)
+    built = skeleton(config, source.shown)
     if paired:
-        model = model.get_encoder()
+        built = built.get_encoder()
     seen: list[AttentionCall] = []
-    reason = refusal(model) or _run(model, seen)
-    layers = expected_layers(model) if reason is None else None
+    reason = refusal(built) or _run(built, seen)
+    layers = expected_layers(built) if reason is None else None
     first = seen[0] if seen else None
     hidden = None if first is None else first.hidden
     files = weight_files(source, None) if Path(source.where).exists() else []
@@ -112,20 +174,20 @@ def describe_model(
     return ModelDescription(
         name=source.shown,
         family=str(config.model_type),
-        architecture=type(model).__name__,
+        architecture=type(built).__name__,
         weights=stored_as(files) if files else None,
         supported=reason is None,
         reason=reason,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        parameters=sum(parameter.numel() for parameter in built.parameters()),
         layers=layers,
         heads=None if first is None else first.heads,
         kv_heads=None if first is None else first.kv_heads,
         width=None if first is None else int(first.query.shape[-1]),
         hidden_size=None if hidden is None else int(hidden.shape[-1]),
-        max_positions=positions(model),
-        positions=_position_kind(model, seen),
+        max_positions=positions(built),
+        positions=_position_kind(built, seen),
         causal=all(call.causal or call.mask is not None for call in seen) if seen else None,
-        windows=_windows(model, seen, layers),
+        windows=_windows(built, seen, layers),
         softcap=None if first is None else first.softcap,
         sinks=first is not None and first.sinks is not None,
         encoder_of_pair=paired,
@@ -268,3 +330,9 @@ def _token_operations(session: Session) -> float:
         for shape in session.loaded.shapes
     )
     return 2.0 * float(weights + attention)
+
+
+def _time(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.2g} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 import esscher as es
-from esscher.probe.budget import budget_table, prune_ratios, rule_budget
+from esscher.probe.budget import Asked, budget_table, prune_ratios, rule_budget
 from tests.cli.commands import run
 from tests.models.frontiers import frontier, frontier_run
 from tests.models.probe_runs import few_texts, tiny_model
@@ -24,16 +24,17 @@ def probed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_budget_of_a_rule(probed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(["budget", str(probed), "--rule", "heavy", "--epsilon", ".1"], capsys)
     assert (code, err) == (0, "")
-    summary, title, header, *lines, following = out.splitlines()
-    assert summary.startswith("heavy for an error of 10.0% keeps of the cache: each head its own ")
-    assert title == "keys of each kv head; all 8 heads of the model, prose.txt"
+    summary, header, *lines, following = out.splitlines()
+    assert summary.startswith("heavy for an error of 10% in each head's output keeps of the cache")
+    assert summary.endswith("; all 8 heads of the model.")
     assert " ".join(header.split()).startswith("layer kv head keys of the cache error")
     want = rule_budget(frontier(), "heavy", 0.1)
     assert len(lines) == len(want.caches) == 4
     assert sorted(float(line.split()[2]) for line in lines) == pytest.approx(
         sorted(want.caches["keys"]), rel=5e-3
     )
-    assert following.startswith(f"Next: esscher budget {probed} --rule heavy --json > budget.json")
+    command = f"esscher budget {probed} --epsilon 0.1 --rule heavy --json > budget.json"
+    assert following == f"Next: {command}"
     out = run(["budget", str(probed), "--rule", "heavy", "--all"], capsys)[1]
     worst = want.totals.set_index("split").loc["uniform"]
     assert any(
@@ -59,7 +60,7 @@ def test_a_total_is_not_headed_by_an_error(
         assert code == 0
         assert "300 keys in all" in out.splitlines()[0]
         assert "for an error" not in out
-        assert "each head its own" not in out
+        assert "every head at the error" not in out
 
 
 def test_without_a_rule_every_rule_is_named_with_its_total(
@@ -67,22 +68,22 @@ def test_without_a_rule_every_rule_is_named_with_its_total(
 ) -> None:
     code, out, _ = run(["budget", str(probed)], capsys)
     assert code == 0
-    summary, _, header, *lines, following = out.splitlines()
+    summary, header, *lines, following = out.splitlines()
     want = rule_budget(frontier(), "heavy", 0.1).totals.set_index("split")
     best = want.loc["best split"]
-    assert summary.startswith(
-        f"For an error of 10.0%: heavy keeps {best['ratio']:.1%} of the cache in its best split"
-    )
-    assert header.split()[:3] == ["keep", "rule", "chosen"]
-    # the smallest cache first, rules that choose for each query last
-    assert lines[0].split()[:2] == ["heavy", "once"]
-    assert lines[0].split()[2] == f"{best['ratio']:.3g}"
-    assert [line.split()[0] for line in lines if "for each query" in line] == ["neyman", "topk"]
-    assert following == f"Next: esscher budget {probed} --rule NAME, for the keys of each head"
+    assert f": heavy keeps {best['ratio']:.1%} of the cache for an error of 10%" in summary
+    assert f", on any cache; {want.loc['uniform', 'ratio']:.1%} if every head" in summary
+    assert " ".join(header.split()).startswith("rule of the cache runs on uniform")
+    # the smallest cache first, then rules that need all keys, and the bound last
+    assert lines[0].split()[:4] == ["heavy", f"{best['ratio']:.3g}", "any", "cache"]
+    assert [line.split()[0] for line in lines if "needs all keys" in line] == ["topk", "neyman"]
+    assert following == f"Next: esscher budget {probed} --rule heavy"
     code, out, _ = run(["budget", str(probed), "--json"], capsys)
     rules = ("random", "sinks:4+recent", "heavy", "topk", "neyman")
     assert {(row["rule"], row["split"]) for row in json.loads(out)["rules"]} == {
-        (rule, split) for rule in rules for split in ("each head its own", "uniform", "best split")
+        (rule, split)
+        for rule in rules
+        for split in ("every head at the error", "uniform", "best split")
     }
 
 
@@ -97,7 +98,7 @@ def test_what_was_not_measured_is_not_called_the_model(
         assert "8 of 120 heads, 2 of 30 layers" in out
         assert "of the model" not in out
         assert "all heads" not in out
-    assert "heavy, 8 of 120 heads, 2 of 30 layers; each head" in repr(
+    assert "heavy, 8 of 120 heads, 2 of 30 layers; every head" in repr(
         es.load_run(path).budget(rule="heavy")
     )
     whole = str(frontier_run(tmp_path / "whole", heads=4).path)
@@ -108,7 +109,7 @@ def test_a_rule_of_each_query_says_that_the_cache_holds_all(
     probed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = run(["budget", str(probed), "--rule", "topk"], capsys)[1]
-    assert out.startswith("topk (what a query reads: the cache holds all) for an error of 10.0%")
+    assert out.startswith("topk (what a query reads: the cache holds all) for an error of 10% in")
 
 
 @pytest.mark.parametrize(
@@ -156,8 +157,15 @@ def test_the_smallest_cache_for_a_loss(tmp_path: Path, capsys: pytest.CaptureFix
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert len(lines) <= 12
-    assert lines[0].startswith("For a predicted KL of 0.05 nats: heavy keeps ")
-    assert f"Next: esscher budget {path} --kl 0.05 --rule NAME" in " ".join(lines)
+    assert ": heavy keeps " in lines[0]
+    assert " of the cache for a loss of 0.05 nats per token (predicted loss 0.0" in lines[0]
+    model, text = "example/six-layers", "prose.txt"
+    assert lines[-1] == (
+        f"Next: esscher compress {model} --text {text} --kl 0.05 --rules heavy --rules fisher+refit"
+    )
+    assert (
+        run(["budget", str(path)], capsys)[1] == out
+    )  # where there are losses it is what is asked
     rows = json.loads(run([*asked, "--json"], capsys)[1])
     assert (rows["kl"], rows["epsilon"], rows["total"]) == (0.05, None, None)
     by = {(row["rule"], row["split"]): row for row in rows["rules"]}
@@ -167,7 +175,7 @@ def test_the_smallest_cache_for_a_loss(tmp_path: Path, capsys: pytest.CaptureFix
         assert not row["beyond"]
     code, out, _ = run([*asked, "--rule", "heavy"], capsys)
     assert code == 0
-    assert out.startswith("heavy for a predicted KL of 0.05 nats keeps of the cache: uniform ")
+    assert out.startswith("heavy for a loss of 0.05 nats per token keeps of the cache: uniform ")
     assert len(out.splitlines()) <= 12
     found = json.loads(run([*asked, "--rule", "heavy", "--json"], capsys)[1])
     want = rule_budget(frontier(nats=True), "heavy", kl=0.05)
@@ -175,8 +183,7 @@ def test_the_smallest_cache_for_a_loss(tmp_path: Path, capsys: pytest.CaptureFix
     assert found["kl"] == 0.05
     assert [row["keys"] for row in found["caches"]] == want.caches["keys"].tolist()
     out = run(["budget", str(path), "--kl", "0.5"], capsys)[1]
-    assert "beyond" in out  # the second order
-    assert "yes" in out or "True" in out
+    assert "A loss above 0.2 nats is larger than predicted." in out
 
 
 @pytest.mark.parametrize(
@@ -264,8 +271,8 @@ def test_a_model_whose_heads_share_keys(tmp_path: Path, capsys: pytest.CaptureFi
         model, few_texts(), tokenizer=words, out=tmp_path / "run", pool="sequence", **settings
     )
     about, totals = stored.table("about").iloc[0], stored.table("budget")
-    assert len(totals) == 2 * 3 * 3
-    asked: list[tuple[float | None, int | None]] = [(e, None) for e in (0.05, 0.1, 0.2)]
+    assert len(totals) == 2 * 3 * 3 + 5  # heavy has one cut too
+    asked = [*(Asked(e) for e in (0.05, 0.1, 0.2)), Asked(kl=0.05)]
     pd.testing.assert_frame_equal(totals, budget_table(stored.table("frontier"), asked))
     for table in ("budget", "frontier", "nats", "fisher"):
         assert all(column.help and column.label for column in stored.columns(table).values())

@@ -5,6 +5,7 @@ got wrong.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -57,9 +58,10 @@ def test_table_report_and_run(
         ["probe", str(folder), "--text", str(text), "--out", str(out), *QUICK], capsys
     )
     assert code == 0
-    assert "outputs match the model to " in shown
+    assert "check: outputs of attention match the model's to " in err
+    assert "first look, 256 tokens: the median head spreads over " in err
     assert len(shown.splitlines()) <= 12
-    assert "\nNext: esscher probe --pool sequence" in shown
+    assert f"\nNext: esscher probe {folder} --pool sequence --text {text}\n" in shown
     assert "1 layers, 6 queries over 300 keys of the corpus" in err
     assert {"manifest.json", "heads.parquet", "curves.parquet", "report.html"} <= {
         path.name for path in out.iterdir()
@@ -119,28 +121,43 @@ def test_own_contexts_say_what_a_rule_keeps(
     out, command = own_contexts
     heads = es.load_run(out).table("heads")
     assert len(heads) == 4
-    ties = ["floor_kept_10pct", "relative_at_n"]  # where there is none: more than was tried
-    order = heads.fillna({key: float("inf") for key in ("cache_kept_10pct", *ties)}).sort_values(
-        ["cache_kept_10pct", *ties]
-    )
-    places = [f"1.{head}" for head in order["head"]]
-    code, shown, _ = run(command, capsys)
+    code, shown, err = run(command, capsys)
     assert code == 0
+    assert "check: outputs of attention match the model's to " in err
     lines = shown.splitlines()
     assert len(lines) <= 12
-    assert "4 of 8 heads, 1 of 2 layers" in lines[0]
-    assert lines[1].startswith(f"Most needed for an error of 10 %: {places[-1]} (")
-    assert f"; least: {places[0]} (" in lines[1]
-    assert lines[3].split()[:3] == ["keep", "rule", "chosen"]
-    rules = [line.split()[0] for line in lines[4:-1]]
-    assert sorted(rules) == ["heavy", "random"]  # the floor is no rule that one could run
-    assert lines[-1] == f"Next: esscher budget {out} --rule {rules[0]}"
+    assert "(4 of 8 heads): " in lines[0]
+    assert " of the cache for a loss of 0.05 nats per token (predicted loss " in lines[0]
+    assert ", on any cache; " in lines[0]
+    rules = [line.split()[0] for line in lines if "cache  " in line or "all keys" in line]
+    assert rules[-1] == "neyman"  # a bound, and no rule that one could run
+    assert f": {rules[1]} keeps " in lines[0]
+    asked = f"--kl 0.05 --rules {rules[1]} --rules fisher+refit"
+    assert lines[-1] == f"Next: esscher compress {command[1]} --text {command[3]} {asked}"
     assert (heads["cache_kept_10pct"].dropna() <= heads["rule_keys"].max()).all()
-    assert f"least L1H{places[0][2:]} with " in es.load_run(out).summary()
+    assert lines[0] in es.load_run(out).summary()
+    assert "<table" in es.load_run(out)._repr_html_()
     monkeypatch.setenv("COLUMNS", "80")
-    narrow = run(command, capsys)[1]
-    assert max(map(len, narrow.splitlines())) <= 80, narrow
-    assert "chosen" in narrow
+    narrow = run(command, capsys)[1].splitlines()
+    assert max(map(len, narrow[:-1])) <= 80, narrow  # a command to copy is not folded
+    assert len(narrow) <= 12
+    assert any("any cache" in line for line in narrow[1:])
+
+
+def test_the_command_that_a_probe_ends_with_works(
+    own_contexts: tuple[Path, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As printed, with prompts that the tiny model takes."""
+    following = run(own_contexts[1], capsys)[1].splitlines()[-1]
+    _, _, *asked = following.split(" ")
+    small = "--texts 1 --window 40 --decode 6 --observe 8 --sinks 2 --recent 4 --no-report"
+    code, shown, _ = run([*asked, *small.split(" "), "--out", str(tmp_path / "run")], capsys)
+    assert code == 0
+    rules = set(es.load_run(tmp_path / "run").table("compress")["rule"])
+    assert rules == {"full", "fisher+refit", asked[asked.index("--rules") + 1]}
+    assert es.load_run(tmp_path / "run").table("compress")["kl"].iloc[1:].notna().all()
+    call = shown.splitlines()[-1]
+    assert re.fullmatch(r"Next: es\.compress\(model, ids, kl=0\.05, rule=\".*\"\) in .*", call)
 
 
 def test_all_prints_every_table_whole(
@@ -198,7 +215,7 @@ def test_runs_have_a_name_of_their_own(
     code, shown, err = run(["resume", str(path)], capsys)
     assert code == 0
     # it ends as the probe does: with its table and its page
-    assert "most demanding heads" in shown
+    assert "for an error of 10 % the most is needed by L" in shown
     assert f"report: {path / 'report.html'}" in err
     assert (path / "report.html").exists()
 

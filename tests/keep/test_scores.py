@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from esscher import keep
+from esscher.corpus.spec import open_rules
 from esscher.keep.context import Context
 from esscher.keep.ranked import removal_cost
 
@@ -104,4 +105,12 @@ def test_blocks_of_queries_join_to_the_same_score(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_known_names(name: str, text: str) -> None:
-    assert str(keep.parse(name)) == text
+    """Understood, and shown in place of what they stand for; heavy is as short as h2o."""
+    assert keep.parse(name) == keep.parse(text)
+    assert str(keep.parse(text)) == ("heavy" if name == "h2o" else name)
+    assert open_rules([name, text]) == (name,)
+
+
+def test_where_a_rule_runs() -> None:
+    found = {text: keep.parse(text).where for text in ("snapkv", "random:reweight", "topk")}
+    assert list(found.values()) == ["any cache", "needs weights", "needs all keys"]

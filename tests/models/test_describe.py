@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from esscher.describe import OF_RULE, Cost, describe_model
+from esscher.describe import OF_RULE, Cost, describe
 from esscher.probe.spec import RULES, ProbeSpec
 from tests.models.tiny import FAMILIES, REFUSED, Family, build, transformers
 
@@ -29,7 +29,7 @@ def configured(family: Family, folder: Path) -> Path:
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_no_weights_are_needed(family: Family, tmp_path: Path) -> None:
-    found = describe_model(configured(family, tmp_path), cost=False)
+    found = describe(configured(family, tmp_path), cost=False)
     assert found.supported
     assert found.reason is None
     assert found.family == family.name
@@ -53,7 +53,7 @@ def test_no_weights_are_needed(family: Family, tmp_path: Path) -> None:
 def test_parameters_are_counted(name: str, tmp_path: Path) -> None:
     family = next(family for family in FAMILIES if family.name == name)
     model = build(family.config, family.options)
-    assert describe_model(configured(family, tmp_path), cost=False).parameters == sum(
+    assert describe(configured(family, tmp_path), cost=False).parameters == sum(
         p.numel() for p in model.parameters()
     )
 
@@ -62,7 +62,7 @@ def test_parameters_are_counted(name: str, tmp_path: Path) -> None:
 def test_the_reason_of_a_refusal_is_given(name: str, tmp_path: Path) -> None:
     config, options = REFUSED[name]
     getattr(transformers, config)(**options).save_pretrained(tmp_path)
-    found = describe_model(tmp_path)
+    found = describe(tmp_path)
     assert not found.supported
     assert found.reason is not None
     assert "what works: albert, bert" in found.reason
@@ -79,7 +79,7 @@ def saved(name: str, folder: Path, **options: Any) -> Path:
 
 def priced(folder: Path, **settings: Any) -> Cost:
     corpus = {"max_tokens": settings.pop("max_tokens", 16_384)}
-    cost = describe_model(folder, asked=ProbeSpec.read({**settings, "corpus": corpus})).cost
+    cost = describe(folder, asked=ProbeSpec.read({**settings, "corpus": corpus})).cost
     assert cost is not None
     return cost
 
@@ -137,5 +137,5 @@ def test_a_configuration_that_builds_nothing_is_refused(tmp_path: Path) -> None:
         '{"model_type": "bert", "hidden_size": 30, "num_attention_heads": 4}'
     )
     with pytest.raises(ValueError, match="no model can be built from this configuration") as caught:
-        describe_model(tmp_path)
+        describe(tmp_path)
     assert "\n" not in str(caught.value)

@@ -181,7 +181,7 @@ def test_a_head_that_fails_has_a_row_with_the_reason(
     monkeypatch.setattr(pools, "_head_state", broken)
     run = es.probe(folder, few_texts(), out=tmp_path, **{**SMALL, "part": part})
     check_failed(run, 1, "nothing to be seen")
-    assert set(run.table("budget")["split"]) == {"each head its own", "uniform", "best split"}
+    assert set(run.table("budget")["split"]) == {"every head at the error", "uniform", "best split"}
 
 
 def wide_model() -> tuple[Any, Any]:

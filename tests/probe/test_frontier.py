@@ -44,7 +44,7 @@ SMALL: dict[str, Any] = {
     "layers": (1,),
     "heads": (1, 2),
 }
-ONE_SET = ("sinks:4+recent", "strided", "heavy", "keynorm", "topk")  # nothing is left to chance
+ONE_SET = ("streamingllm", "strided", "heavy", "keynorm", "topk")  # nothing is left to chance
 SLIDING = 50  # keys that a query of one of the models sees
 CHANCES = ("random", "topk:8+random:reweight", "neyman:shared")
 
@@ -102,7 +102,7 @@ class ByHand:
         seen = self.visible[i].numpy()
         keys, later = np.flatnonzero(seen & self.cache), np.flatnonzero(seen & ~self.cache)
         place = int(self.places[i])
-        if rule == "sinks:4+recent":
+        if rule == "streamingllm":
             last = sorted(set(keys[4:]), key=lambda key: (abs(key - place), -key))
             return [*keys[:4], *last[: n - 4], *later]
         if rule == "strided":
@@ -459,7 +459,7 @@ def test_rules_by_default_as_objects_and_none(tmp_path: Path) -> None:
     assert ProbeSpec.read(
         {"pool": "sequence", "rules": ["streamingllm", "topk", "sinks:4+recent"]}
     ).rules == (
-        *("sinks:4+recent", "topk"),  # as it is written in short, and once
+        *("streamingllm", "topk"),  # by its short name, and once
     )
     run = probe(
         "bert",
@@ -480,7 +480,7 @@ def test_sizes_that_a_window_is_too_short_for_have_no_row(tmp_path: Path) -> Non
     """32 keys: 1, 2, 3, 5, 6, 8, 13, 19 and 26 of them are kept, equal sizes once; 16 keys fit into
     the last two only.
     """
-    rules = ("topk", "sinks:4+recent", "topk:16+random")
+    rules = ("topk", "streamingllm", "topk:16+random")
     run = probe(
         "bert",
         tmp_path,
@@ -494,7 +494,7 @@ def test_sizes_that_a_window_is_too_short_for_have_no_row(tmp_path: Path) -> Non
     kept = {rule: rows["kept"].tolist() for rule, rows in run.table("frontier").groupby("rule")}
     assert kept == {
         "topk": [1, 2, 3, 5, 6, 8, 13, 19, 26],
-        "sinks:4+recent": [5, 6, 8, 13, 19, 26],
+        "streamingllm": [5, 6, 8, 13, 19, 26],
         "topk:16+random": [pytest.approx(19), pytest.approx(26)],
     }
 
@@ -603,7 +603,7 @@ def test_kinds(stream: float, random: float, best: float, kind: str, chosen: str
     ends at 60 %.
     """
     ladder = np.array([1.0, 2, 3, 5, 8, 10, 11, 15, 20, 22, 23, 25, 26, 40, 55, 60])
-    shares = {"sinks:4+recent": stream, "random": random, "neyman": 0.98, chosen: best}
+    shares = {"streamingllm": stream, "random": random, "neyman": 0.98, chosen: best}
     curves = {}
     for rule, share in shares.items():
         scale = 0.1 / np.sqrt(1 / share - 1)
@@ -613,10 +613,10 @@ def test_kinds(stream: float, random: float, best: float, kind: str, chosen: str
     found = frontier._kind(curves, 100.0)
     assert found["kind"] == kind
     assert found["kind_reason"].startswith(
-        f"{frontier.KINDS[kind]}; of the keys, for an error of 10 %: sinks:4+recent "
+        f"{frontier.KINDS[kind]}; of the keys, for an error of 10 %: streamingllm "
     )
     if (stream, chosen) == (0.90, "topk"):
-        assert f"sinks:4+recent 90.0%, random 90.0%, topk {best:.1%}" in found["kind_reason"]
+        assert f"streamingllm 90.0%, random 90.0%, topk {best:.1%}" in found["kind_reason"]
 
 
 def test_the_best_rule_and_the_best_for_a_cache() -> None:

@@ -402,7 +402,11 @@ def _budget(heads: pd.DataFrame) -> pd.DataFrame:
     rows = []
     total = KEYS * len(heads)
     for percent, base in ((5, 0.05), (10, 0.2), (20, 0.45)):
-        for split, factor in (("each head its own", 0.9), ("uniform", 0.5), ("best split", 1.2)):
+        for split, factor in (
+            ("every head at the error", 0.9),
+            ("uniform", 0.5),
+            ("best split", 1.2),
+        ):
             saved = base * factor
             rows.append(
                 {

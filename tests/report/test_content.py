@@ -321,13 +321,13 @@ def test_summary_says_of_how_many_layers(tmp_path: Path) -> None:
         "about": pd.DataFrame([{"model": "some", "layers": 30, "heads": 4}])
     }
     run = store_run(tmp_path / "run", ProbeLike(), tables)
-    assert "12 of 12 heads measured, 3 of 30 layers" in run.summary()
+    assert "(12 of 120 heads)" in run.summary()
 
 
 def test_summary_of_a_run(atlas: Run, tmp_path: Path) -> None:
     text = atlas._repr_html_()
-    assert "72 of 72 heads measured" in text
-    assert "needed for 10 %: least L" in text
+    assert " heads)" not in text  # all were measured
+    assert "for an error of 10 % the most is needed by L" in text
     broken = atlas_run(tmp_path / "broken", 1, 1)
     (broken.path / "heads.parquet").write_bytes(b"no")
     assert "damaged" in load_run(broken.path)._repr_html_()

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import typer
@@ -83,10 +84,19 @@ def load_command(name: str) -> Any:
         command = typer.main.get_command(single)
     command.rich_help_panel = panel
     for part in (command, *getattr(command, "commands", {}).values()):
-        for flag in part.params:
-            if isinstance(flag, TyperOption) and flag.metavar is None:
-                flag.metavar = TYPES.get(flag.type_descriptor.annotation, "TEXT")
+        _plain_types(part)
     return command
+
+
+def _plain_types(command: Any) -> None:
+    """Types in help as TEXT, INTEGER, PATH, in place of <str>, <int>, <Path>."""
+    named: Any = SimpleNamespace(**SETTINGS["context_settings"])
+    for flag in (*command.params, command.get_help_option(named)):
+        plain = TYPES.get(flag.type_descriptor.annotation, "TEXT")
+        if isinstance(flag, TyperOption):
+            flag.metavar = plain if flag.metavar is None else flag.metavar
+        else:
+            flag.display_type_rich = lambda ctx, plain=plain: plain
 
 
 @functools.cache
@@ -95,7 +105,9 @@ def _application() -> Any:
         name="esscher", cls=Root, no_args_is_help=True, pretty_exceptions_enable=False, **SETTINGS
     )
     app.callback()(_root)
-    return typer.main.get_command(app)
+    root = typer.main.get_command(app)
+    _plain_types(root)
+    return root
 
 
 def _print_version(asked: bool) -> None:
@@ -112,9 +124,10 @@ def _root(
         ),
     ] = False,
 ) -> None:
-    """How many tokens does attention need? Limits, exact errors and rates of attention heads.
+    """How many tokens does attention need, and which? Measure the heads of a model, compress its KV
+    cache, or compute the exact error of attention on a law of tokens.
 
-    Example: esscher predict --gaussian --dim 50 --horizon 1.5
+    Example: esscher probe smollm2 --text book.txt
     """
 
 

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from esscher.cli.options import All, option
-from esscher.cli.output import ROWS, Json, log, path_argument, path_option, print_json, say, show
-from esscher.probe.spec import ALLOWED, FLOOR, BudgetFlags
+from esscher.cli.output import Json, close, log, path_argument, path_option, print_json, show
+from esscher.probe.spec import ALLOWED, BudgetFlags
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from esscher.probe.budget import Asked, Budget
+    from esscher.runs import Run
 
-TOTALS = ["rule", "chosen", "ratio", "error", "worst_head", "worst"]
-LOSSES = ["rule", "chosen", "uniform", "ratio", "nats", "beyond"]
 ENDS = ["nats_low", "nats_high"]
 SPLITS = ["split", "keys", "ratio", "error", "worst_head", "worst"]
 
@@ -26,9 +24,13 @@ SPLITS = ["split", "keys", "ratio", "error", "worst_head", "worst"]
 def budget(
     run: Annotated[Path, path_argument("Run directory of esscher probe.")],
     rule: Annotated[str | None, option(BudgetFlags, "rule", default="every rule")] = None,
-    epsilon: Annotated[float | None, option(BudgetFlags, "epsilon", default=f"{ALLOWED:g}")] = None,
+    epsilon: Annotated[
+        float | None, option(BudgetFlags, "epsilon", default=f"{ALLOWED:g} where there is no loss")
+    ] = None,
     total: Annotated[int | None, option(BudgetFlags, "total")] = None,
-    kl: Annotated[float | None, option(BudgetFlags, "kl")] = None,
+    kl: Annotated[
+        float | None, option(BudgetFlags, "kl", default="0.05 in a language model")
+    ] = None,
     kvpress: Annotated[
         Path | None,
         path_option("--kvpress", "New .npy file for kvpress: a split for every share to drop."),
@@ -36,32 +38,27 @@ def budget(
     everything: All = False,
     as_json: Json = False,
 ) -> None:
-    """Keys each head must keep for an error or a loss in nats, and the best split of a total.
+    """Show how small the KV cache of a probed model can be, by every rule, and what that loses.
 
-    For the keep rule you name; without one, the totals of every rule that the run measured. A run
-    whose pool is the corpus has one rule: random keys.
+    Without --rule every rule that the run measured is compared and one is recommended. With --rule
+    the keys of each key-value head are printed.
 
-    --kl: the fewest keys whose predicted KL divergence of next tokens is at most that, in nats per
-    token, all heads together. It holds for the text that was probed: for queries after the cache
-    was cut, which did not choose the keys. Above 0.2 nats the loss is larger than predicted.
+    The loss is the predicted KL divergence of next tokens from the full model, in nats per token,
+    on the text that was probed. Above 0.2 nats the true loss is larger than predicted.
 
-    Percentages of the cache are keys kept over keys that the cache holds, summed over layers and
-    key-value heads; a sliding-window layer holds at most its window. Splits: uniform keeps the same
-    percentage of every head's cache; one cut keeps the keys above one score; best split has the
-    least predicted loss, or the least squared relative error where --epsilon is given or the run
-    has no losses. Rows are key-value heads: heads that share keys share a row.
+    The share of the cache is keys kept over keys held, over all layers and key-value heads. Splits:
+    uniform (every head keeps the same share), one cut (keys above one score), best split (least
+    predicted loss, or least squared error with --epsilon).
 
     Example: esscher budget runs/mine --kl 0.05
     """
     import numpy as np
 
     from esscher.probe import budget as budgets
-    from esscher.probe.session import measured_part
     from esscher.runs import load_run
     from esscher.runs.store import write_durable
 
     nothing = epsilon is None and total is None and kl is None
-    asked = budgets.as_asked(ALLOWED if nothing else epsilon, total, kl)
     if kvpress is not None and not nothing:
         raise ValueError(
             "--kvpress: it holds a split for every share to drop; leave --epsilon, --total and --kl"
@@ -69,36 +66,48 @@ def budget(
         )
     if kvpress is not None and os.path.lexists(kvpress):
         raise ValueError(f"{kvpress}: it exists already; give another name")
+    if not nothing:
+        budgets.as_asked(epsilon, total, kl)  # a mistake is told before anything is read
     stored = load_run(run)
-    frontier, known = budgets.frontier_of(stored, asked), stored.table("about").iloc[0]
-    about = {
-        "run": str(stored.path),
-        "model": str(known["model"]),
-        "part": measured_part(stored),
-        "text": str(known["text"]),
-        "window": int(known["window"]),
-    }
-    if rule is None and "frontier" in stored.tables:
-        if kvpress is not None:
-            names = ", ".join(dict.fromkeys(frontier["rule"]))
-            raise ValueError(f"--kvpress: give the rule, one of {names}")
-        totals = budgets.budget_table(frontier, [asked])
-        if as_json:
-            return print_json({**about, **asked._asdict(), "rules": totals.to_dict("records")})
-        return _show_rules(totals, about, asked, everything)
-    rule = budgets.find_rule(frontier, budgets.RANDOM if rule is None else rule)
     if kvpress is not None:
+        frontier = budgets.frontier_of(stored, budgets.Asked(ALLOWED))
+        names = list(dict.fromkeys(frontier["rule"]))
+        if rule is None and len(names) > 1:
+            raise ValueError(f"--kvpress: give the rule, one of {', '.join(names)}")
+        named = budgets.find_rule(frontier, rule or names[0])
+        known = stored.table("about").iloc[0]
+        ratios = budgets.prune_ratios(frontier, named, int(known["layers"]), int(known["kv_heads"]))
         data = io.BytesIO()
-        size = int(known["layers"]), int(known["kv_heads"])
-        np.save(data, budgets.prune_ratios(frontier, rule, *size), allow_pickle=False)
+        np.save(data, ratios, allow_pickle=False)
         kvpress.parent.mkdir(parents=True, exist_ok=True)
         write_durable(kvpress, data.getvalue())
         return log(str(kvpress))
-    found = budgets.rule_budget(frontier, rule, *asked)
+    found = budgets.budget(stored, rule, epsilon=epsilon, total=total, kl=kl)
+    compared = found.rules if "frontier" in stored.tables else None
     if as_json:
-        tables = {name: getattr(found, name).to_dict("records") for name in ("caches", "totals")}
-        return print_json({**about, "rule": found.rule, **asked._asdict(), **tables})
-    _show_rule(found, about, everything)
+        known = stored.table("about").iloc[0]
+        about = {
+            "run": str(stored.path),
+            "model": str(known["model"]),
+            "part": found.part,
+            "text": str(known["text"]),
+            "window": int(known["window"]),
+        }
+        tables: dict[str, Any] = {"rule": found.rule, **found.asked._asdict()}
+        if compared is not None:
+            tables = {**found.asked._asdict(), "rules": compared}
+        else:
+            tables |= {"caches": found.caches, "totals": found.totals}
+        return print_json(
+            about
+            | {
+                name: value.to_dict("records") if hasattr(value, "to_dict") else value
+                for name, value in tables.items()
+            }
+        )
+    if compared is None:
+        return _show_rule(found, stored, everything)
+    _show_rules(compared, found, stored, everything)
 
 
 def _columns() -> dict[str, Any]:
@@ -109,48 +118,45 @@ def _columns() -> dict[str, Any]:
     return {column.key: column for column in (*BUDGET, uniform)}
 
 
-def _show_rules(
-    totals: pd.DataFrame, about: Mapping[str, Any], asked: Asked, everything: bool
-) -> None:
-    """The smallest cache, or the least error, by rules that one could run; then every rule."""
-    from esscher.probe.budget import BEST, UNIFORM
+def _show_rules(totals: pd.DataFrame, found: Budget, run: Run, everything: bool) -> None:
+    """One recommendation, every rule, and the command that builds the cache."""
+    from esscher.report.words import (
+        cache_rows,
+        cache_sentence,
+        compress_command,
+        recommended,
+        short_columns,
+    )
 
-    key = "error" if asked.total is not None else "ratio"
-    uniform = totals[totals["split"] == UNIFORM].set_index("rule")["ratio"]
-    best = totals[totals["split"] == BEST]
-    best = best.assign(uniform=best["rule"].map(uniform))
-    once = best[(best["chosen"] == "once") & (best["rule"] != FLOOR)]
-    if len(once):
-        row = once.loc[once[key].idxmin()]
-        loss = (
-            f"an error of {row['error']:.1%} (worst head {row['worst_head']}: {row['worst']:.1%})"
-        )
+    asked = found.asked
+    rows = cache_rows(totals, "ratio" if asked.total is None else "error")
+    best, about = recommended(rows), run.table("about").iloc[0]
+    what = f"{about['model']} on {about['text']}, {found.part}"
+    sentences = [f"{what}: no rule that was measured runs on any cache."]
+    following = f"esscher budget {run.path} --rule {found.rule}"
+    if best is not None:
+        sentences = [cache_sentence(best, what, asked.words)]
         if asked.kl is not None:
-            loss = (
-                f"a predicted KL of {row['nats']:.3g} nats per token; uniform {row['uniform']:.1%}"
-            )
-            if row["nats"] < 0.9 * asked.kl:
-                loss += "; the smallest sizes measured lose less than that: smaller ones may do"
-        say(
-            f"For {asked.words}: {row['rule']} keeps {row['ratio']:.1%} of the cache in its best"
-            f" split, at {loss}; {about['part']}, {about['text']}."
-        )
+            following = compress_command(run, best["rule"], asked.kl)
+            if best["nats"] < 0.9 * asked.kl:
+                sentences.append("Smaller sizes were not measured and may do.")
+            if best["beyond"]:
+                sentences.append("A loss above 0.2 nats is larger than predicted.")
     if everything:
-        show(f"keep rules for {asked.words}", totals, _columns())
-    else:
-        ordered = best.sort_values(["chosen", key], ascending=[False, True])
-        shown = TOTALS if asked.kl is None else LOSSES + ENDS
-        show(f"keep rules for {asked.words}, best split", ordered[shown], _columns(), ROWS)
-    say(f"Next: esscher budget {about['run']} {_flag(asked)}--rule NAME, for the keys of each head")
+        show(f"rules for {asked.words}", totals, _columns())
+    close(
+        sentences,
+        None if everything else rows,
+        short_columns(rows, "budget"),
+        _columns(),
+        following,
+    )
 
 
-def _flag(asked: Asked) -> str:
-    return "" if asked.kl is None else f"--kl {asked.kl:g} "
-
-
-def _show_rule(found: Budget, about: Mapping[str, Any], everything: bool) -> None:
+def _show_rule(found: Budget, run: Run, everything: bool) -> None:
     """What each split keeps, then the caches of one rule."""
     from esscher.probe.budget import per_query
+    from esscher.report.words import compress_command
 
     asked = found.asked
     told = ", ".join(
@@ -158,15 +164,20 @@ def _show_rule(found: Budget, about: Mapping[str, Any], everything: bool) -> Non
         for row in found.totals.to_dict("records")
     )
     reads = " (what a query reads: the cache holds all)" if per_query(found.rule) else ""
-    say(f"{found.rule}{reads} for {asked.words} keeps of the cache: {told}.")
     rows = found.caches.drop(columns=["heads", "n_keys"])
     if asked.epsilon is None:
         rows = rows.drop(columns="best_split")
     rows = rows.sort_values("keys", ascending=False, kind="stable")
-    title = f"keys of each kv head; {about['part']}, {about['text']}"
-    show(title, rows, _columns(), None if everything else ROWS)
     if everything:
+        show("key-value heads", rows, _columns())
         losses = [key for key in ("nats", *ENDS, "beyond") if key in found.totals]
         show("splits", found.totals[SPLITS + losses], _columns())
-    command = f"esscher budget {about['run']} {_flag(asked)}--rule {found.rule} --json"
-    say(f"Next: {command} > budget.json, for the keys of every head as a file")
+    following = f"esscher budget {run.path} {_flag(asked)}--rule {found.rule} --json > budget.json"
+    if asked.kl is not None and not reads:
+        following = compress_command(run, found.rule, asked.kl)
+    sentence = f"{found.rule}{reads} for {asked.words} keeps of the cache: {told}; {found.part}."
+    close([sentence], None if everything else rows, list(rows), _columns(), following)
+
+
+def _flag(asked: Asked) -> str:
+    return "" if asked.epsilon is None else f"--epsilon {asked.epsilon:g} "

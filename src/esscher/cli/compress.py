@@ -23,15 +23,13 @@ from esscher.cli.options import (
 from esscher.cli.output import (
     MODEL,
     OUT,
-    ROWS,
     Json,
     Report,
+    close,
     log,
     log_files,
     path_option,
     print_run,
-    say,
-    show,
     show_tables,
 )
 from esscher.cli.probe import absolute, place_numbers
@@ -42,10 +40,6 @@ if TYPE_CHECKING:
     from esscher.runs import Run
 
 TABLES = ("compress", "check", "kinds", "layers", "depth", "sensitivity", "together", "about")
-SHORT = (  # columns of the last table: the first six that were measured
-    *("rule", "split", "share", "kl", "kl_predicted", "needle", "loss_added", "agreement"),
-    *("needle_several", "needle_distractor", "cosine", "neighbour", "error"),
-)
 
 
 def compress(
@@ -136,6 +130,7 @@ def end_compress(run: Run, as_json: bool, flags: Mapping[str, Any] | None = None
     """Write the page of a finished run, and print what was found."""
     from esscher.report import write_report
     from esscher.report.compress import save_check
+    from esscher.report.words import answer_of, short_columns
 
     flags = flags or {"report": True}
     page = write_report([run]) if flags.get("report") else None
@@ -146,40 +141,18 @@ def end_compress(run: Run, as_json: bool, flags: Mapping[str, Any] | None = None
         records = run.table("compress").to_dict("records")
         path = None if page is None else str(page)
         return print_run(run, TABLES[1:], report=path, rows=records)
-    for sentence in _summary(run):
-        say(sentence)
     if flags.get("everything"):
         show_tables(run, TABLES)
-    else:
-        rows, columns = run.table("compress"), run.columns("compress")
-        keys = [key for key in SHORT if key in rows and rows[key].notna().any()][:6]
-        ends = [end for key in ("kl", "needle") if key in keys for end in columns[key].ends or ()]
-        order = rows[rows["rule"] != "full"].sort_values(["keep", keys[3]], kind="stable")
-        sizes = max(1, order["keep"].nunique())
-        order = order.groupby("keep", sort=False, dropna=False).head(max(2, ROWS // sizes))
-        about = run.table("about").iloc[0]
-        texts = f"{about['texts']} texts of {about['window']} tokens of {about['text']}"
-        show(f"{about['model']}, means over {texts}", order[keys + ends], columns, ROWS)
+    sentences, rows, table, following = answer_of(run)
+    if flags.get("everything"):
+        rows = None
     log_files("figure", [figure])
-    log_files("report", [page])
+    keys = [] if rows is None else short_columns(rows, table)
+    close([*sentences, *_checked(run)], rows, keys, run.columns(table), following, page)
 
 
-def _summary(run: Run) -> Iterator[str]:
-    """The best rule at each size, and what it costs."""
-    rows = run.table("compress")
-    rows = rows[rows["rule"] != "full"]
-    if "kl" not in rows:
-        return
-    for keep, own in rows.groupby("keep", dropna=False):
-        best = own.loc[own["kl"].idxmin()]
-        loss = f", loss {best['loss_added']:+.3f}" if "loss_added" in best else ""
-        size = "" if keep == keep else f" (asked for {run.spec['kl']:g} nats)"
-        low, high = best["kl_low"], best["kl_high"]
-        interval = f" [{low:.3g}, {high:.3g}]" if low == low else ""
-        yield (
-            f"Keeping {best['share']:.1%} of the cache{size} costs {best['kl']:.3g}{interval} nats"
-            f" per token with {best['rule']}{loss}."
-        )
+def _checked(run: Run) -> Iterator[str]:
+    """Predicted beside measured losses, where --check was given."""
     if "check" not in run.tables:
         return
     check = run.table("check")
@@ -187,7 +160,7 @@ def _summary(run: Run) -> Iterator[str]:
     if len(own) > 2:
         ratio, rank = own["ratio"], own["kl"].corr(own["kl_predicted"], method="spearman")
         yield (
-            f"Predicted at most 0.2 nats, {len(own)} caches: measured over predicted"
-            f" {ratio.median():.2f} (median), {ratio.quantile(0.05):.2f} to"
-            f" {ratio.quantile(0.95):.2f} (90 %), rank correlation {rank:.2f}."
+            f"Measured over predicted loss in {len(own)} caches (predicted at most 0.2 nats):"
+            f" median {ratio.median():.2f}, 90 % between {ratio.quantile(0.05):.2f} and"
+            f" {ratio.quantile(0.95):.2f}; rank correlation {rank:.2f}."
         )

@@ -25,14 +25,15 @@ from esscher.runs.errors import plain, printable
 if TYPE_CHECKING:
     from esscher.runs import Column, Run
 
-ROWS = 6  # of the table at the end of a command without --all
+ROWS = 6  # of a table without --all
+LINES, FEWEST, MOST = 12, 3, 8  # lines that a command ends with; rows of their table
 GAP = "  "  # between columns
 WIDEST, NARROWEST = 40, 24  # a column with cells longer than the first is folded, to the second
 ANY = 10_000  # columns where a program reads
 
 MODEL = (
-    f"A folder, a GGUF file, a hub name, or {' or '.join(known.name for known in PACKAGED)} (models"
-    f" that come as packages); {PACKAGED[0].name} when left out."
+    f"A folder, a GGUF file, a hub name, or {' or '.join(known.name for known in PACKAGED)}, which"
+    f" come as packages (default: {PACKAGED[0].name})."
 )
 Json = Annotated[
     bool,
@@ -63,7 +64,7 @@ def path_option(name: str, help: str, panel: str = OUTPUT) -> Any:
     return typer.Option(name, help=help, parser=as_path, metavar="PATH", rich_help_panel=panel)
 
 
-OUT = "Run directory; runs/NAME-HASH when left out."
+OUT = "Run directory (default: runs/NAME-HASH)."
 Out = Annotated[Path | None, path_option("--out", OUT)]
 FIGURES = "svg,png"  # where none are named
 Figures = Annotated[
@@ -113,11 +114,16 @@ def log_files(kind: str, files: Iterable[Path | None]) -> None:
 
 
 def say(sentence: str) -> None:
-    """A sentence on stdout, folded at the width of the terminal; a number or a path stays whole."""
+    """A sentence on stdout, folded at the width of the terminal."""
+    print("\n".join(fold(sentence)))
+
+
+def fold(sentence: str) -> list[str]:
+    """Lines no wider than the terminal; a number or a path stays whole."""
     text, width = printable(sentence), screen_width()
-    if width is not None:
-        text = textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
-    print(text)
+    if width is None:
+        return [text]
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def print_json(value: Any) -> None:
@@ -139,17 +145,46 @@ def number(value: float | None, form: str = ".4g") -> str:
     return format(value, ",.0f" if whole and form[-1] == "g" and abs(value) < 1e9 else form)
 
 
+def close(
+    sentences: Sequence[str],
+    rows: Any,
+    keys: Sequence[str],
+    columns: Mapping[str, Column],
+    following: str = "",
+    page: Path | None = None,
+) -> None:
+    """The end of a command in LINES lines: the answer, a short table, the command to type next, the
+    path of the report. ``keys``: columns of the table, without the ends of intervals.
+    """
+    said = [line for sentence in sentences for line in fold(sentence)]
+    print("\n".join(said))
+    if rows is not None and len(rows):
+        left = LINES - len(said) - 1 - bool(following) - (page is not None)
+        shown = rows.head(min(MOST, max(FEWEST, left)))
+        ends = [end for key in keys for end in (columns[key].ends or () if key in columns else ())]
+        show("", shown[[*keys, *(end for end in ends if end in shown)]], columns, note=False)
+    if following:
+        print(printable(f"Next: {following}"))  # whole, to be copied
+    log_files("report", [page])
+
+
 # ---- Tables.
 
 
 def show(
-    title: str, rows: Any, columns: Mapping[str, Column] | None = None, most: int | None = None
+    title: str,
+    rows: Any,
+    columns: Mapping[str, Column] | None = None,
+    most: int | None = None,
+    *,
+    note: bool = True,
 ) -> None:
     """Print a table from what is known of its columns: header, kind, interval, place.
 
     ``rows``: a pandas frame or dictionaries. ``columns``: those of a stored table; a column that is
     not there has its key for a header. Those with a ``first`` come first, and where the terminal is
     narrow as many as there is room for are printed. ``most``: rows that are printed, all if None.
+    ``note``: say which columns had no room.
     """
     from rich.console import Console
     from rich.table import Table
@@ -179,9 +214,10 @@ def show(
     console = Console(width=width or ANY, color_system=None)
     with console.capture() as page:
         console.print(table, crop=False)
-    say(title)
+    if title:
+        say(title)
     print("\n".join(line.rstrip() for line in page.get().splitlines()))
-    if len(kept) < len(keys):
+    if note and len(kept) < len(keys):
         left = [header for i, header in enumerate(headers) if i not in kept]
         told = ", ".join(left) if len(left) < ROWS else f"{len(left)} more columns"
         say(f"(no room for: {told}; a wider terminal or --json has them)")

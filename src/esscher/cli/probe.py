@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,32 +26,24 @@ from esscher.cli.options import (
 from esscher.cli.output import (
     MODEL,
     OUT,
-    ROWS,
     Json,
     Report,
     as_path,
+    close,
     log,
-    log_files,
     path_option,
     print_run,
-    say,
-    show,
     show_tables,
 )
 from esscher.corpus.spec import CorpusSpec
-from esscher.probe.spec import FLOOR, KEYS, ProbeSpec
+from esscher.probe.spec import KEYS, ProbeSpec
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from esscher.runs import Run
 
 PLACES = 7  # digits of the number of a layer, a head or a token
 MOST_THREADS = 8  # of one process: more of them wait for each other
-PERCENT = "10"  # error that the summary speaks of
 TABLES = ("heads", "budget", "layers", "about")
-HEADS = ["layer", "head", "regime", "tokens_needed_10pct", "beta_fit", "effective_tokens"]
-RULES = ["rule", "chosen", "ratio", "worst_head", "worst"]
 
 
 def probe(
@@ -152,9 +143,24 @@ def probe(
         keys = f"their own contexts in windows of {context.windows.length} tokens"
     counts = f"{len(context.layers)} layers, {len(context.queries)} queries"
     log(f"{context.loaded.name}: {counts} over {keys}; run {path}")
+    log(_first_look(context))
     where: dict[str, Any] = {"workers": workers or 1, "dask": dask, "progress": terminal()}
     run = execute(context.spec, path, **where, opened=context)
     end_probe(run, as_json, flags)
+
+
+def _first_look(session: Any) -> str:
+    """A line about attention in the first tokens, before anything is measured."""
+    from esscher.probe.pools import first_look
+
+    rows = first_look(session)
+    few, many = (pick(rows, key=lambda row: row["effective keys"]) for pick in (min, max))
+    told = (f"{row['effective keys']:.2g} keys in layer {row['layer']}" for row in (few, many))
+    middle = rows[len(rows) // 2]
+    return (
+        f"first look, 256 tokens: the median head spreads over {' and '.join(told)}; the first key"
+        f" gets {middle['on the first key']} of the weight in layer {middle['layer']}"
+    )
 
 
 def _read_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -211,77 +217,23 @@ def end_probe(run: Run, as_json: bool, flags: Mapping[str, Any] | None = None) -
     """Write the page of a finished probe, and print what was found."""
     from esscher.probe.job import check_measured
     from esscher.report import write_report
+    from esscher.report.words import answer_of, short_columns
 
     flags = flags or {"report": True}
     check_measured(run)
     page = write_report([run]) if flags.get("report") else None
     if as_json:
         return print_run(run, TABLES, report=None if page is None else str(page))
-    for sentence in _summary(run):
-        say(sentence)
-    rules = _rules(run) if "frontier" in run.tables else None
-    if flags.get("everything"):
-        show_tables(run, TABLES)
-    elif rules is not None:
-        title = "share of the cache for an error of 10 %, best split between heads"
-        show(title, rules[RULES], run.columns("budget"), ROWS)
-    else:
-        columns = run.columns("heads")
-        ends = [end for key in HEADS for end in columns[key].ends or ()]
-        show("most demanding heads", _ranked(run)[::-1][HEADS + ends], columns, ROWS)
-    say(f"Next: {_next(run, rules)}")
-    heads = run.table("heads")
+    heads, about = run.table("heads"), run.table("about").iloc[0]
+    apart = about["output_difference" if about["pool"] == "sequence" else "parity"]
+    log(f"check: outputs of attention match the model's to {apart:.0e}")
     notes = heads[heads["reason"] != ""].groupby(["status", "reason"], sort=False).size()
     for (status, reason), count in notes.items():
         log(f"{count} of {len(heads)} heads: {'' if status == 'ok' else f'{status}, '}{reason}")
-    log_files("report", [page])
-
-
-def _ranked(run: Run) -> pd.DataFrame:
-    """Measured heads from the least to the most demanding."""
-    from esscher.report.words import need_column, ranked_heads
-
-    heads = run.table("heads")
-    ranked: pd.DataFrame = ranked_heads(heads, need_column(heads, PERCENT))
-    return ranked
-
-
-def _summary(run: Run) -> Iterator[str]:
-    """What was measured, and which heads need most and least."""
-    from esscher.probe.session import measured_part
-    from esscher.report.words import need
-
-    heads, about = run.table("heads"), run.table("about").iloc[0]
-    measured, own = heads[heads["status"] == "ok"], about["pool"] == "sequence"
-    kinds = "kind" if "kind" in measured and measured["kind"].any() else "regime"
-    told = ", ".join(f"{count} {word}" for word, count in Counter(measured[kinds]).most_common())
-    difference = about["output_difference"] if own else about["parity"]
-    yield (
-        f"{about['model']} on {about['text']}: {measured_part(run)} ({told}); outputs match the"
-        f" model to {difference:.0e}."
-    )
-    rows = _ranked(run).to_dict("records")
-    if rows:
-        most, least = (
-            f"{row['layer']}.{row['head']} ({need(row, PERCENT, own=own)})"
-            for row in (rows[-1], rows[0])
-        )
-        yield f"Most needed for an error of {PERCENT} %: {most}; least: {least}."
-
-
-def _rules(run: Run) -> pd.DataFrame:
-    """Totals of the rules at an error of 10 % in their best split, the smallest cache first."""
-    totals = run.table("budget")
-    best = totals[(totals["epsilon"] == 0.1) & (totals["split"] == "best split")]
-    best = best[best["rule"] != FLOOR].sort_values(["chosen", "ratio"], ascending=[False, True])
-    return best
-
-
-def _next(run: Run, rules: pd.DataFrame | None) -> str:
-    """The command to type next."""
-    if rules is not None:
-        once = rules.loc[rules["chosen"] == "once", "rule"]
-        return f"esscher budget {run.path}" + (f" --rule {once.iloc[0]}" if len(once) else "")
-    if run.spec.get("pool") == "sequence":
-        return "leave --rules none out, to compare keep rules"
-    return "esscher probe --pool sequence, for the keys that each query needs of its own context"
+    if flags.get("everything"):
+        show_tables(run, TABLES)
+    sentences, rows, table, following = answer_of(run)
+    if flags.get("everything"):
+        rows = None
+    keys = [] if rows is None else short_columns(rows, table)
+    close(sentences, rows, keys, run.columns(table), following, page)

@@ -24,7 +24,7 @@ from esscher.hf.cache import cache_bytes, kept_cache, use_kept
 from esscher.hf.capture import refusal
 from esscher.hf.loading import positions
 from esscher.hf.maps import head_projections
-from esscher.keep.rule import Rule
+from esscher.keep.rule import Rule, parse
 
 
 @dataclass(frozen=True)
@@ -118,10 +118,7 @@ class Found:
     split: str
     choice: Choice
     price: Price
-
-    @property
-    def name(self) -> str:
-        return f"{self.rule}{REFIT if self.choice.values else ''}"
+    name: str  # of the rule, as users know it
 
 
 def choose_keys(
@@ -167,7 +164,8 @@ def choose_keys(
     finally:
         for parameter in trainable:
             parameter.requires_grad_(True)
-    return Found(prompt, made, split, choice, cost)
+    name = str(parse(rule.removesuffix(REFIT) if isinstance(rule, str) else rule))
+    return Found(prompt, made, split, choice, cost, name + REFIT * bool(choice.values))
 
 
 def _check_model(model: Any) -> None:

@@ -39,7 +39,7 @@ class CompressSpec(RunSpec):
     corpus: CorpusSpec = CorpusSpec()
     keep: tuple[float, ...] | None = Field(
         default=None,
-        description="shares of the cache to keep, e.g. 0.1,0.2; default: 0.05,0.1,0.2",
+        description="shares of the cache to keep, e.g. 0.1,0.2 (default: 0.05,0.1,0.2)",
     )
     kl: PositiveFloat | None = Field(
         default=None,
@@ -57,13 +57,13 @@ class CompressSpec(RunSpec):
         description=(
             "how heads share the budget: cut (one threshold for all heads), layer (one for each"
             " layer), exact (by exact errors in nats), uniform (the same share each), pages (blocks"
-            " of 16 keys); may be repeated; default: cut for fisher, exact for other scores by"
-            " queries, else uniform"
+            " of 16 keys); may be repeated (default: cut for fisher, exact for other scores by"
+            " queries, else uniform)"
         ),
     )
     texts: PositiveInt = Field(default=3, description="prompts, spread evenly over the text")
     window: PositiveInt | None = Field(
-        default=None, description="tokens of a prompt; default: 1024, 256 for an encoder"
+        default=None, description="tokens of a prompt (default: 1024, 256 for an encoder)"
     )
     decode: PositiveInt = Field(default=DECODE, description="tokens decoded after each prompt")
     needles: NonNegativeInt = Field(
@@ -100,10 +100,10 @@ class CompressSpec(RunSpec):
     sinks: NonNegativeInt = Field(default=4, description="first keys that are always kept")
     recent: NonNegativeInt = Field(default=16, description="last keys that are always kept")
     layers: tuple[int, ...] | None = Field(
-        default=None, description="layers to compress, e.g. 0,2-4; default: all"
+        default=None, description="layers to compress, e.g. 0,2-4 (default: all)"
     )
     heads: tuple[int, ...] | None = Field(
-        default=None, description="query heads to compress, e.g. 0,2-4; default: all"
+        default=None, description="query heads to compress, e.g. 0,2-4 (default: all)"
     )
     sensitivity: bool = Field(
         default=False, description="also compress one head at a time, by the first rule and size"

@@ -21,6 +21,7 @@ from esscher.runs.columns import Column, Declared
 FULL = "full"  # in place of a rule: the model on all keys
 OUTPUT = "output"  # in place of a layer: the logits, or the embedding
 CELL = ["rule", "split", "keep"]
+WANTED = -1.0  # in place of a share asked for, where a loss was
 CHECKED = ("kl", "kl_low", "kl_high", "kl_predicted", "kl_cross")
 
 
@@ -59,6 +60,7 @@ def _checked(rows: pd.DataFrame) -> pd.DataFrame:
 def _summary(draws: pd.DataFrame, bytes_full: float) -> pd.DataFrame:
     """A row for each rule, split and size: every metric with its interval over the texts."""
     known = metrics()
+    draws = draws.assign(keep=draws["keep"].fillna(WANTED))  # NaN is not found in an index
     texts = draws.groupby([*CELL, "text", "metric"], sort=False, dropna=False).agg(
         value=("value", "mean"), kept=("kept", "mean"), keys=("keys", "first")
     )
@@ -70,6 +72,7 @@ def _summary(draws: pd.DataFrame, bytes_full: float) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     for cell, own in texts.groupby(level=CELL, sort=False, dropna=False):
         row = dict(zip(CELL, cell, strict=True))
+        row["keep"] = math.nan if cell[2] == WANTED else cell[2]
         share = float((own["kept"] / own["keys"].where(own["keys"] > 0)).mean())
         row |= {"share": share, "keys": float(own["kept"].mean())}
         row |= {"bytes": share * bytes_full, "bytes_full": bytes_full}
@@ -95,7 +98,7 @@ def _metric(metric: Any, table: pd.DataFrame, cell: tuple[Any, ...]) -> dict[str
     if full and name != "kl":
         added = mean_interval(own - table.loc[full[0]])
         row |= dict(zip(_named(f"{name}_added"), added, strict=True))
-    alike = [i for i in table.index if i[0] != FULL and (i[2] == cell[2] or math.isnan(cell[2]))]
+    alike = [i for i in table.index if i[0] != FULL and i[2] == cell[2]]
     best = table.loc[alike].mean(axis=1).idxmin()
     behind = (0.0, math.nan, math.nan)
     if best != cell:
@@ -166,9 +169,12 @@ SHARE = (
 )
 
 
+LABELS = {"kl_behind": "KL above the best rule", "loss_behind": "loss above the best rule"}
+
+
 def _of_metric(name: str, help: str) -> tuple[Column, ...]:
     low, high = f"{name}_low", f"{name}_high"
-    label = name.replace("_", " ")
+    label = LABELS.get(name, name.replace("_", " ").replace("kl", "KL"))
     return (
         Column(name, "float", label, help, "log", ends=(low, high)),
         Column(low, "float", f"{label}, low", "Lower end of its 95 % interval over texts."),
@@ -202,7 +208,7 @@ def columns(spec: Any) -> Declared:
         ),
         "compress": (
             *CELLS,
-            Column("share", "float", "share of the cache", SHARE, "log"),
+            Column("share", "float", "share of the cache", SHARE, "log", short="of the cache"),
             Column("keys", "float", "keys", kept.help),
             Column("bytes", "float", "bytes", "Bytes of the kept keys and values."),
             Column("bytes_full", "float", "bytes, full", "Bytes of the full cache."),

@@ -89,19 +89,21 @@ def places(value: tuple[int, ...] | None) -> tuple[int, ...] | None:
 
 
 def open_rules(value: Any, *, fixed: bool = False) -> tuple[str, ...]:
-    """Keep rules in their short form, each once; their size is left open for a ladder of sizes,
+    """Keep rules by their short names, each once; their size is left open for a ladder of sizes,
     unless ``fixed`` allows one that is given.
     """
     texts = (value,) if isinstance(value, str) else value
     if not isinstance(texts, list | tuple):
         raise ValueError(f"expected a list of keep rules, got {value!r}")
-    from esscher.keep import parse  # help and flags do not wait for torch
+    from esscher.keep import parse, rules  # help and flags do not wait for torch
 
-    rules = [parse(text) for text in texts]
-    for rule in rules:
+    found: dict[str, str] = {}
+    for text in texts:
+        rule, name = parse(text), str(text).strip()
         if rule.free is None and not fixed:
             raise ValueError(
                 "expected rules with one part that has no number, which keeps what is left; got"
                 f" {rule}"
             )
-    return tuple(dict.fromkeys(str(rule) for rule in rules))
+        found.setdefault(str(rule), name if name in rules() else str(rule))
+    return tuple(found.values())

@@ -57,13 +57,22 @@ def ordered(rows: Tensor) -> Tensor:
 # ---- Rules by name
 
 _RULES: dict[str, Callable[..., Rule]] = {}
+_SHORT: dict[str, str] = {}  # a rule's parts as text -> the name of this rule in the literature
 
 
 def register(name: str, make: Callable[..., Rule]) -> None:
-    """Add a rule: ``name:1:x=2`` in a text becomes ``make(1, x=2)``."""
+    """Add a rule: ``name:1:x=2`` in a text becomes ``make(1, x=2)``.
+
+    A function that needs no argument names a whole rule: its text is this name from then on.
+    """
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise ValueError(f"keep: expected a name of small letters, digits and _, got {name!r}")
     _RULES[name] = make
+    parameters = inspect.signature(make).parameters.values()
+    if not isinstance(make, type) and all(one.default is not one.empty for one in parameters):
+        text = str(make())
+        if text not in _RULES:  # heavy stays heavy, h2o is another name of it
+            _SHORT[text] = name
 
 
 def rules() -> dict[str, Callable[..., Rule]]:
@@ -77,6 +86,8 @@ def refused(message: str) -> ValueError:
 
 
 # ---- Rules and their parts
+
+ANY_CACHE, WEIGHTS, ALL_KEYS = WHERE = ("any cache", "needs weights", "needs all keys")
 
 
 @dataclass(frozen=True)
@@ -202,8 +213,17 @@ class Rule(ABC):
         """
         return _least(float(self.held(context).sum(1).double().mean()))
 
+    @property
+    def where(self) -> str:
+        """Where it can be deployed, one of WHERE."""
+        if any(part.per_query for part in self.parts):
+            return ALL_KEYS
+        weighted = any(isinstance(part, Chance) and part.reweight for part in self.parts)
+        return WEIGHTS if weighted else ANY_CACHE
+
     def __str__(self) -> str:
-        return "+".join(part.text() for part in self.parts)
+        text = "+".join(part.text() for part in self.parts)
+        return _SHORT.get(text, text)
 
 
 def _inclusion(sure: Tensor, rest: Tensor, chance: Tensor, reweight: bool) -> Inclusion:

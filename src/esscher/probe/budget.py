@@ -10,7 +10,9 @@ on, so that more keys never cost.
 
 from __future__ import annotations
 
+import html
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -26,15 +28,16 @@ from esscher.hf.gradients import SECOND_ORDER
 from esscher.inputs import as_count, as_positive
 from esscher.intervals import mean_interval
 from esscher.keep import Strided, parse
-from esscher.keep.rule import Chance
+from esscher.keep.rule import WHERE, Chance
 from esscher.probe.curves import METRICS, stored_curves
 from esscher.probe.session import measured_part
 from esscher.probe.spec import ALLOWED, FLOOR, SHARES
-from esscher.runs import Run
+from esscher.runs import Run, load_run
 from esscher.runs.columns import Column
 
-OWN, UNIFORM, CUT, BEST = ("each head its own", "uniform", "one cut", "best split")
+OWN, UNIFORM, CUT, BEST = ("every head at the error", "uniform", "one cut", "best split")
 RANDOM = "random"
+LOSS = 0.05  # nats per token that a budget allows unless told, where heads have losses
 UNIT = 1000  # sizes are counted in thousandths of a key: a mean number of keys is not whole
 FEWEST = 1e-9  # relative errors below are rounding; a curve is 0 at its last size only
 THRESHOLDS = 2000  # tried for one cut over all heads
@@ -64,7 +67,8 @@ NATS = (
 )
 BUDGET = (
     Column("epsilon", "float", "error allowed", "Relative error that is allowed.", short="asked"),
-    Column("rule", "word", "keep rule", "Rule that says which keys are kept."),
+    Column("kl", "float", "loss allowed", "Loss that is allowed, nats per token."),
+    Column("rule", "word", "eviction rule", "Rule that says which keys are kept.", short="rule"),
     Column("split", "word", "split", "How the kept keys are shared between heads."),
     Column(
         "chosen",
@@ -74,6 +78,15 @@ BUDGET = (
         " few, and the cache holds all.",
         words=("once", "for each query"),
     ),
+    Column(
+        "where",
+        "word",
+        "where it can run",
+        "any cache: the keys are chosen once and dropped; needs weights: kept keys count 1/p in"
+        " attention; needs all keys: each query chooses, so the cache holds all.",
+        short="runs on",
+        words=WHERE,
+    ),
     Column("keys", "float", "keys", "Keys kept in all caches of one context of mean length."),
     Column("ratio", "float", "share of the cache kept", SHARE, short="of the cache"),
     Column("saved", "float", "saved", "Share of the cache that is dropped: 1 - share kept."),
@@ -82,10 +95,11 @@ BUDGET = (
     Column("worst_head", "word", "worst head", "Layer and head of the largest error."),
     *NATS,
 )
+_OF = {column.key: column for column in BUDGET}
 MODEL = (
-    *BUDGET[1:4],
+    *(_OF[key] for key in ("rule", "split", "chosen", "where")),
     Column("share", "float", "share", "Share of all caches' keys that was given.", "log"),
-    *BUDGET[4:6],
+    *(_OF[key] for key in ("keys", "ratio")),
     *NATS,
 )
 
@@ -102,9 +116,9 @@ class Asked(NamedTuple):
     @property
     def words(self) -> str:
         if self.kl is not None:
-            return f"a predicted KL of {self.kl:g} nats"
+            return f"a loss of {self.kl:g} nats per token"
         if self.epsilon is not None:
-            return f"an error of {self.epsilon:.1%}"
+            return f"an error of {self.epsilon:.0%} in each head's output"
         return f"{self.total:,} keys in all"
 
     @property
@@ -131,7 +145,7 @@ def as_asked(epsilon: Any = None, total: Any = None, kl: Any = None) -> Asked:
 @dataclass(frozen=True, repr=False)
 class Budget:
     """Keys that a rule keeps. ``caches``: a row per key-value head; ``totals``: per split, with the
-    columns of BUDGET.
+    columns of BUDGET; ``rules``: the totals of every rule, where none was named.
 
     ``keys``, ``ratio``: kept for a root mean square error of ``epsilon`` over the heads that read
     the cache, or in the best split of ``total`` or for ``kl``; ``error``, ``nats``: then.
@@ -143,6 +157,7 @@ class Budget:
     caches: pd.DataFrame
     totals: pd.DataFrame
     part: str = ""
+    rules: pd.DataFrame | None = None
 
     def __repr__(self) -> str:
         told = [
@@ -151,27 +166,60 @@ class Budget:
             for row in self.totals.to_dict("records")
         ]
         parts = "; ".join([*([self.part] if self.part else []), *told])
-        return f"Budget({self.rule}, {parts}; tables caches, totals)"
+        tables = "caches, totals" + ", rules" * (self.rules is not None)
+        return f"Budget({self.rule}, {parts}; tables {tables})"
+
+    def _repr_html_(self) -> str:
+        """The rules in their best split, or the splits of one rule, below a line of words."""
+        rows = self.totals if self.rules is None else self.rules[self.rules["split"] == BEST]
+        keys = ("rule", "split", "ratio", "nats", "nats_low", "nats_high", "error", "where")
+        labels = {key: _OF[key].short or _OF[key].label for key in keys if key in rows}
+        table = rows[list(labels)].sort_values(["where", "ratio"]).rename(columns=labels)
+        line = html.escape(f"{self.rule} for {self.asked.words}; {self.part}")
+        return f"<div>{line}{table.to_html(index=False, float_format='{:.3g}'.format)}</div>"
 
 
-def budget_of(
-    run: Run, epsilon: Any = None, total: Any = None, rule: str | None = None, kl: Any = None
+def budget(
+    run: Run | str | os.PathLike[str],
+    rule: str | None = None,
+    *,
+    epsilon: Any = None,
+    total: Any = None,
+    kl: Any = None,
 ) -> Budget:
-    """Keys for a relative error (0.1 unless told), for a predicted loss of ``kl`` nats per token,
-    or the best split of a total, under one keep rule of a stored probe.
+    """The keys that a stored probe says a cache must keep: what ``esscher budget`` prints.
 
-    ``rule`` left out: for a loss the rule whose cache is smallest, else random keys.
+    Give one of ``epsilon`` (relative error of each head's output), ``total`` (keys to split between
+    all heads) and ``kl`` (loss in nats per token); without any, ``kl`` is 0.05 in a language model
+    and ``epsilon`` 0.1 elsewhere. ``rule``: one that the run measured; when left out, the rule for
+    any cache that needs the fewest keys, and ``rules`` compares all.
     """
+    run = run if isinstance(run, Run) else load_run(run)
     nothing = epsilon is None and total is None and kl is None
-    asked = as_asked(ALLOWED if nothing else epsilon, total, kl)
-    frontier = frontier_of(run, asked)
-    if rule is None and asked.kl is not None:
-        totals = budget_table(frontier, [asked])
-        best = totals[(totals["split"] == BEST) & (totals["rule"] != FLOOR)]
-        best = best.sort_values(["chosen", "keys"], ascending=[False, True])
-        rule = str(best["rule"].iloc[0])
-    rule = find_rule(frontier, RANDOM if rule is None else rule)
-    return replace(rule_budget(frontier, rule, *asked), part=measured_part(run))
+    asked = _default_asked(run) if nothing else as_asked(epsilon, total, kl)
+    frontier, rules = frontier_of(run, asked), None
+    if rule is None:
+        rules = budget_table(frontier, [asked])
+        rule = best_rule(rules, asked)
+    found = rule_budget(frontier, find_rule(frontier, rule), *asked)
+    return replace(found, part=measured_part(run), rules=rules)
+
+
+def _default_asked(run: Run) -> Asked:
+    """Where nothing is asked: a loss if the run has any, else an error."""
+    priced = "frontier" in run.tables and _priced(run.table("frontier"))
+    return Asked(kl=LOSS) if priced else Asked(ALLOWED)
+
+
+def best_rule(totals: pd.DataFrame, asked: Asked) -> str:
+    """The rule that needs the fewest keys, or has the least error where a total is given: of those
+    for any cache, if there are some.
+    """
+    best = totals[(totals["split"] == BEST) & (totals["rule"] != FLOOR)]
+    if not len(best):
+        best = totals
+    best = best.sort_values(["where", "ratio" if asked.total is None else "error"])
+    return str(best["rule"].iloc[0])
 
 
 def frontier_of(run: Run, asked: Asked) -> pd.DataFrame:
@@ -463,9 +511,11 @@ class RuleCaches:
         keys, most = float(sizes.sum()) / UNIT, float(self.sharing.most.sum()) / UNIT
         row = {
             "epsilon": math.nan if asked.epsilon is None else asked.epsilon,
+            "kl": math.nan if asked.kl is None else asked.kl,
             "rule": self.rule,
             "split": split,
             "chosen": "for each query" if per_query(self.rule) else "once",
+            "where": parse(self.rule).where,
             "keys": keys,
             "ratio": keys / most,
             "saved": 1 - keys / most,

@@ -20,7 +20,7 @@ import pyarrow.compute as compute_arrow
 from esscher.hf.capture import parity
 from esscher.hf.checkpoint import written
 from esscher.hf.loading import Loaded, wrap_model
-from esscher.probe.budget import budget_table, nats_table, random_frontier
+from esscher.probe.budget import LOSS, Asked, budget_table, nats_table, random_frontier
 from esscher.probe.measure import (
     LayerState,
     columns,
@@ -38,6 +38,7 @@ from esscher.probe.spec import ProbeSpec, check_ladder, read_settings
 from esscher.probe.statistic import LayerInfo
 from esscher.probe.statistics import check_registered, statistics_of
 from esscher.runs import Job, Run, Shard, Unit, execute, watched
+from esscher.runs.progress import advance
 from esscher.runs.run import refuse_foreign
 
 LAYERS = 6  # whose states are held while the final tables are made
@@ -105,6 +106,8 @@ def compute(session: Session, unit: Unit) -> Mapping[str, Any]:
     if "heads" in unit:
         (layer,) = unit["layers"]
         found |= layer_tables(session, corpus_layer(session, layer, 0, unit["heads"]))
+        needed = found["heads"]["tokens_needed_10pct"].median()
+        advance(1.0, {"layer": layer, "heads": len(unit["heads"]), "tokens for 10 %": needed})
         if unit["heads"][0] != session.heads(layer)[0]:
             del found["layers"]  # the layer's row comes with its first heads
         return found
@@ -137,9 +140,11 @@ def consolidate(session: Session, shards: Sequence[Shard]) -> Mapping[str, Any]:
     if not len(frontier) and "curves" in tables:
         frontier = random_frontier(tables["heads"], tables["curves"])
     if len(frontier) and np.isfinite(frontier["relative"]).any():
-        tables["budget"] = budget_table(frontier, [(epsilon, None) for epsilon in spec.epsilons])
+        asked = [Asked(epsilon) for epsilon in spec.epsilons]
         if len(nats := nats_table(frontier)):
             tables["nats"] = nats
+            asked.append(Asked(kl=LOSS))
+        tables["budget"] = budget_table(frontier, asked)
     return tables | {"about": about(session, tables["heads"], same)}
 
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from esscher.hf.call import AttentionCall, at_least_single, softmax
+from esscher.hf.capture import forward
 from esscher.probe.curves import AllKeys
 from esscher.probe.measure import HeadState, LayerState, head_of
 from esscher.probe.session import FEWEST, Indices, Session
@@ -125,6 +126,35 @@ def own_queries(
 # ---- a query's own context
 
 
+LAST = 16  # queries of a finding, and keys before each
+
+
+def finding(call: AttentionCall) -> dict[str, Any]:
+    """What the last queries of a layer attend to, while a probe runs: the effective number of keys
+    of the median head, and the mean weight on the first key and on the last LAST.
+    """
+    at = torch.arange(call.query.shape[2], device=call.query.device)[-LAST:]
+    weights = call.weights(at)[0].double()
+    spread = 1 / weights.square().sum(-1).mean(-1)
+    place = torch.arange(weights.shape[-1], device=at.device)
+    recent = (place <= at[:, None]) & (place > at[:, None] - LAST)
+    return {
+        "layer": call.layer,
+        "effective keys": float(spread.median()),
+        "on the first key": f"{float(weights[..., 0].mean()):.0%}",
+        f"on the last {LAST}": f"{float((weights * recent).sum(-1).mean()):.0%}",
+    }
+
+
+def first_look(session: Session, tokens: int = 256) -> list[dict[str, Any]]:
+    """The finding of every layer on the first tokens of the text: one short forward pass."""
+    rows: list[dict[str, Any]] = []
+    inputs = {name: x[:, :tokens] for name, x in session.inputs(np.array([0])).items()}
+    with torch.no_grad():
+        forward(session.loaded.model, inputs, lambda call: rows.append(finding(call)))
+    return rows
+
+
 def window_layers(session: Session, window: int, take: Callable[[LayerState], object]) -> None:
     """A forward pass: ``take`` gets each layer with the numbers of the window's queries."""
     grams = session.grams  # what needs passes of its own comes before the capture
@@ -135,7 +165,7 @@ def window_layers(session: Session, window: int, take: Callable[[LayerState], ob
         passing = WindowLayer(session, captured, window, before)
         moments = LayerMoments.of(pooled_rows(session, captured, batch))
         take(LayerState(passing.info, moments, grams.get(layer), passing.head_states()))
-        advance((session.layers.index(layer) + 1) / len(session.layers))
+        advance((session.layers.index(layer) + 1) / len(session.layers), finding(captured))
 
     session.run(np.array([window]), session.layers, sink)
 

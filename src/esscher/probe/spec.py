@@ -36,8 +36,8 @@ FRACTIONS = (0.75, 0.9, 1.0)  # of the pool, at the end of the ladder of kept ke
 FLOOR = "neyman"  # the keep rule of least error, to first order, that no other goes below
 RULES = (  # keep rules that are compared unless told otherwise
     "random",
-    "sinks:4+recent",
-    "sinks:4+recent:16+random:reweight",
+    "streamingllm",
+    "snapkv",
     "heavy",
     "keynorm",
     "expected",
@@ -62,42 +62,43 @@ class ProbeSpec(RunSpec):
     revision: str | None = Field(default=None, description="revision of a hub model")
     corpus: CorpusSpec = CorpusSpec(max_tokens=KEYS)
     window: PositiveInt | None = Field(
-        default=None, description="tokens of a window, special ones too"
+        default=None, description="tokens of a window, special tokens included"
     )
     pool: Literal["auto", "corpus", "sequence"] = Field(
         default="auto",
-        description="whose keys a query meets: of the whole corpus, or of its own sequence; auto"
-        " chooses by the model",
+        description="keys that a query sees: corpus (of the whole text), sequence (of its own"
+        " window) or auto (sequence for a causal model)",
     )
     positions: tuple[int, ...] | None = Field(
         default=None,
-        description="positions in a window, from 0, of queries of a sequence, as 511,1023",
+        description="positions of the queries in a window, from 0, e.g. 511,1023",
     )
     queries: PositiveInt = Field(default=256, description="queries of each head")
     kept_queries: PositiveInt = Field(
         default=64, description="queries used for the costly statistics"
     )
     observe: PositiveInt = Field(
-        default=64, description="queries that choose the keys of a cache, just before it is cut"
+        default=64, description="last queries before the cut, which choose the keys of a cache"
     )
     decode: PositiveInt = Field(
-        default=128, description="positions after the cut that judged queries are spread over"
+        default=128, description="tokens after the cut, whose queries are judged"
     )
     layers: tuple[int, ...] | None = Field(
-        default=None, description="layers, 0,2-4; all when left out"
+        default=None, description="layers, e.g. 0,2-4 (default: all)"
     )
     heads: tuple[int, ...] | None = Field(
-        default=None, description="heads, 0,2-4; all when left out"
+        default=None, description="heads, e.g. 0,2-4 (default: all)"
     )
     n: tuple[int, ...] | None = Field(
-        default=None, description="token numbers: 16:4096:9 or 100,1000; up to the pool"
+        default=None, description="numbers of keys to store errors at, e.g. 16:4096:9 or 100,1000"
     )
     fit: tuple[int, int] | None = Field(
         default=None,
-        description="smallest and largest n that exponents are fitted between, as 64:4096",
+        description="smallest and largest n of the fit of exponents, e.g. 64:4096",
     )
     epsilons: tuple[float, ...] = Field(
-        default=(0.05, 0.1, 0.2), description="relative error to count tokens for; may be repeated"
+        default=(0.05, 0.1, 0.2),
+        description="relative error that tokens are counted for; may be repeated",
     )
     moments: int = Field(
         default=0, ge=0, description="Monte Carlo repeats of the outputs' mean and covariance"
@@ -105,7 +106,7 @@ class ProbeSpec(RunSpec):
     moments_n: tuple[int, ...] | None = Field(default=None, description="token numbers of these")
     rules: tuple[str, ...] | None = Field(
         default=None,
-        description="keep rules to compare, such as sinks:4+recent, or none; may be repeated",
+        description="eviction rules to compare, e.g. snapkv, or none; may be repeated",
     )
     scales: tuple[float, ...] = Field(
         default=(),
@@ -306,13 +307,11 @@ ALLOWED = 0.1  # relative error, where nothing else is asked
 class BudgetFlags(Plain):
     """A keep rule, and an error, a total or a loss in nats."""
 
-    rule: str | None = Field(default=None, description="keep rule, such as heavy or sinks:4+recent")
+    rule: str | None = Field(
+        default=None, description="eviction rule, e.g. snapkv or sinks:4+recent"
+    )
     epsilon: float | None = Field(
-        default=None, description="relative root mean square error to allow"
+        default=None, description="relative error of a head's output to allow"
     )
-    total: int | None = Field(
-        default=None, description="keys to split between all key-value heads, instead of an error"
-    )
-    kl: float | None = Field(
-        default=None, description="predicted loss to allow, nats per token, instead of an error"
-    )
+    total: int | None = Field(default=None, description="keys to split between all key-value heads")
+    kl: float | None = Field(default=None, description="predicted loss to allow, in nats per token")

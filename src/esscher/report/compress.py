@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from esscher.report.charts import charts_page
 from esscher.report.figures import draw_chart
 from esscher.report.style import STYLE, WIDE, save_figure, say
-from esscher.report.words import number, numbers, read_table, shortened
+from esscher.report.words import answer_of, number, numbers, read_table, shortened
 from esscher.runs import Run
 
 COLORS = 8  # of the palette; more rules go round
@@ -26,7 +26,8 @@ def compression_page(run: Run) -> dict[str, Any]:
     """Charts of what there is, then the tables."""
     charts = [*_metrics(run), *_checked(run)]
     model = shortened(str(run.spec.get("model", "")))
-    line = f"What the answers of {model} lose when its KV cache is compressed."
+    told = answer_of(run).sentences
+    line = " ".join(told) or f"What {model} loses when its KV cache is compressed."
     first = ["compress", "check", "kinds", "depth"]
     page = charts_page(run, "Compressing a KV cache", line, charts, first=first)
     page["tables"] = [table for table in page["tables"] if table["name"] != "tokens"]
@@ -87,7 +88,8 @@ def _lines(own: pd.DataFrame, x: str, y: str, ends: tuple[str, str] | None) -> l
         if ends is not None:
             points |= {"low": numbers(part[ends[0]]), "high": numbers(part[ends[1]])}
         label = str(rule) if split in ("uniform", "cut") else f"{rule}, {split}"
-        found.append({"label": label, "color": i % COLORS, **points})
+        dash = "solid" if i < COLORS else "dashed"
+        found.append({"label": label, "color": i % COLORS, "dash": dash, **points})
     return found
 
 
@@ -106,7 +108,8 @@ def _metrics(run: Run) -> list[dict[str, Any]]:
             }
             series = _lines(own[own[key].notna()], "share", key, columns[key].ends)
             note = f"{columns[key].help} With 95 % intervals over texts."
-            charts.append({"title": columns[key].label, "note": note, **axes, "series": series})
+            title = f"{columns[key].label} against the share of the cache"
+            charts.append({"title": title, "note": note, **axes, "series": series})
     return charts
 
 

@@ -6,7 +6,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from esscher.report.words import (
+    ANY_CACHE,
+    BEST,
+    FLOOR,
     Grids,
+    answer_of,
     columns_of,
     counted,
     demanding,
@@ -30,8 +34,8 @@ from esscher.runs import Run
 
 Places = list[tuple[int, int]]  # layer and head of the rows of a page
 
-FLOOR = "neyman"  # the rule that no other goes below, to first order: drawn dashed
 LAST = 1 << 30  # place of a column that says nothing of its place
+LEAST_LOSS = 1e-4  # nats per token, at the bottom of the chart: less is as good as none
 SPREAD = ("effective_tokens", "largest_weight")  # that are drawn against n
 POOLS = {"corpus": "all tokens of the text", "sequence": "a query's own window"}
 MORE_TEXT = ("value", "half", "estimate", "low", "high")
@@ -43,7 +47,8 @@ def atlas(run: Run) -> dict[str, Any]:
     known = {} if about is None else about.iloc[0].to_dict()
     model = text_of(known.get("model")) or model_described(run.spec)
     heads = heads_of(run)
-    content = overview(run, "atlas", model, [_what(run, heads, model, known)])
+    lines = [*answer_of(run).sentences, _what(run, heads, model, known)]
+    content = overview(run, "atlas", model, lines)
     if heads is None:
         content["warnings"].append("There is no head in this run yet, so there is nothing to draw.")
         nothing: dict[str, Any] = {"columns": [], "budget": [], "theory": [], "epsilons": {}}
@@ -75,6 +80,7 @@ def atlas(run: Run) -> dict[str, Any]:
         "layers": described_table(run, "layers"),
         "theory": theory_lines(run.columns("heads")),
         "errors": _meanings(run, "curves", "metric") if curves else {},
+        "losses": _losses(run),
         **_frontier(run, places, grids),
         **_dispersion(run, places, grids),
         **_more_text(run, places),
@@ -217,6 +223,36 @@ def _frontier(run: Run, places: Places, grids: Grids) -> dict[str, Any]:
         "floor": FLOOR,
         "frontier": _lines(frame, "rule", "kept", ("relative",), 3, places, grids),
         "totals": [{**row, "rule": names.get(row["rule"], "")} for row in _records(run, "budget")],
+    }
+
+
+def _losses(run: Run) -> dict[str, Any] | None:
+    """The predicted loss of the model against the share of the cache, a line for each rule."""
+    frame = read_table(run, "nats")
+    if frame is None:
+        return None
+    best = frame[frame["split"] == BEST].sort_values("ratio", kind="stable")
+    series = []
+    for i, (rule, own) in enumerate(best.groupby("rule", sort=False)):
+        where = text_of(own["where"].iloc[0]) if "where" in own else ANY_CACHE
+        series.append(
+            {
+                "label": f"{shortened(str(rule), 60)}{f' ({where})' * (where != ANY_CACHE)}",
+                "color": 7 if rule == FLOOR else i % 7,
+                "dash": "solid" if where == ANY_CACHE else "dashed",
+                "x": numbers(own["ratio"]),
+                "y": numbers(own["nats"]),
+            }
+        )
+    return {
+        "title": "Predicted loss against the share of the cache kept",
+        "note": "Every head keeps what loses least in all (best split). Dashed: rules that need"
+        " weights on kept keys, or all keys. Above 0.2 nats the true loss is larger.",
+        "x": {"label": "share of the cache kept", "log": True},
+        "y": {"label": "loss, nats per token", "log": True, "low": LEAST_LOSS},
+        "height": 340,
+        "marks": [{"y": 0.05, "label": "0.05", "scaled": True}],
+        "series": series,
     }
 
 

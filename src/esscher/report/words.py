@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 from esscher.runs import Run, RunError
 from esscher.runs.columns import Column
@@ -337,20 +338,266 @@ def dash_of(status: str) -> str:
     return next((dash for word, dash in DASHES.items() if status.startswith(word)), "dotted")
 
 
+# ---- The answer: what a command ends with, a notebook shows and a page begins with.
+
+LOSS = 0.05  # nats per token: a compressed cache is recommended if it loses no more
+BEST, UNIFORM = "best split", "uniform"
+ANY_CACHE = "any cache"
+FLOOR = "neyman"  # a bound that no rule goes below, to first order: nothing to recommend
+REFITTED = "fisher+refit"  # the rule of es.compress
+PACKAGED = {"packaged": "minilm"}
+KINDS = {
+    "streams": "stream (first and recent keys are enough)",
+    "retrieves": "retrieve (they need chosen keys)",
+    "diffuse": "are diffuse (choosing keys saves little)",
+}
+
+
+class Answer(NamedTuple):
+    """Sentences, a short table with columns of a table of the run, and the command to type next."""
+
+    sentences: list[str]
+    rows: Any = None
+    table: str = ""
+    following: str = ""
+
+
+def answer_of(run: Run) -> Answer:
+    """What a finished run of ``esscher probe`` or ``esscher compress`` says; no sentence where
+    there is no answer.
+    """
+    if run.manifest.job == "compress" and {"compress", "about"} <= set(run.tables):
+        return compress_answer(run)
+    if run.manifest.job != "probe" or "heads" not in run.tables:
+        return Answer([])
+    return probe_answer(run)
+
+
+def cache_rows(totals: Any, by: str = "ratio") -> Any:
+    """Budgets in the best split, with the share of the uniform one beside it; first the rules for
+    any cache, the smallest first, the bound last.
+    """
+    uniform = totals[totals["split"] == UNIFORM].drop_duplicates("rule").set_index("rule")["ratio"]
+    rows = totals[totals["split"] == BEST]
+    rows = rows.assign(uniform=rows["rule"].map(uniform), bound=rows["rule"] == FLOOR)
+    order = ["bound", "where", by, *(["nats"] if "nats" in rows else [])]
+    return rows.sort_values(order, kind="stable").drop(columns="bound")
+
+
+def recommended(rows: Any) -> dict[str, Any] | None:
+    """The first rule that every cache can run, of ``cache_rows``; None where there is none."""
+    usable = rows[(rows["where"] == ANY_CACHE) & (rows["rule"] != FLOOR)]
+    return usable.iloc[0].to_dict() if len(usable) else None
+
+
+def cache_sentence(row: Mapping[str, Any], about: str, asked: str) -> str:
+    """One recommendation: rule, share of the cache, loss with its interval, where it can run."""
+    text = f"{about}: {row['rule']} keeps {row['ratio']:.1%} of the cache for {asked}"
+    if math.isfinite(row.get("nats", math.nan)):
+        text += f" (predicted loss {interval(row, 'nats', 'nats_low', 'nats_high')} nats)"
+    else:
+        text += f" (worst head {row['worst_head']}: {row['worst']:.0%})"
+    return f"{text}, on {row['where']}; {row['uniform']:.1%} if every head keeps the same share."
+
+
+def interval(row: Mapping[str, Any], value: str, low: str, high: str) -> str:
+    """A number with its interval, where it has one."""
+    ends = [row.get(low, math.nan), row.get(high, math.nan)]
+    told = f" [{ends[0]:.2g}, {ends[1]:.2g}]" if all(map(math.isfinite, ends)) else ""
+    return f"{row[value]:.2g}{told}"
+
+
+def probe_answer(run: Run) -> Answer:
+    """Keys of a cache for a loss in nats, or for an error of 10 %, and kinds of heads; without
+    rules the most and the least demanding head.
+    """
+    heads, about = run.table("heads"), read_table(run, "about")
+    measured = heads[heads["status"] == "ok"]
+    what = f"{model_described(run.spec)} on {text_described(run.spec)}"
+    if about is not None:
+        known = about.iloc[0].to_dict()
+        model, text = (text_of(known.get(key)) for key in ("model", "text"))
+        what = f"{shortened(model, 120)} on {shortened(text, 120)}" if model and text else what
+        every = int(known.get("layers", 0)) * int(known.get("heads", 0))
+        what += f" ({len(measured)} of {every} heads)" * (len(measured) < every)
+    totals = run.table("budget") if "budget" in run.tables else {}
+    if "frontier" not in run.tables or "where" not in totals:
+        return _heads_answer(run, measured, what)
+    losses = totals[totals["kl"].notna()]
+    asked = "an error of 10 %"
+    if len(losses):
+        asked = f"a loss of {losses['kl'].iloc[0]:g} nats per token"
+    rows = cache_rows(losses if len(losses) else totals[totals["epsilon"] == 0.1])
+    best = recommended(rows)
+    sentences = [f"{what}: no rule that was measured runs on any cache."]
+    following = f"esscher budget {shlex.quote(str(run.path))}"
+    if best is not None:
+        sentences = [cache_sentence(best, what, asked)]
+        following += f" --rule {best['rule']}"
+        if len(losses):
+            following = compress_command(run, best["rule"], losses["kl"].iloc[0])
+    kinds = Counter(measured["kind"]) if "kind" in measured else Counter()
+    told = [f"{kinds[kind]} {words}" for kind, words in KINDS.items() if kinds[kind]]
+    if told:
+        sentences.append(f"Heads: {', '.join(told)}.{_limiting(run, best)}")
+    return Answer(sentences, rows, "budget", following)
+
+
+def _limiting(run: Run, best: Mapping[str, Any] | None) -> str:
+    """The key-value head that loses most at about the recommended size, as a sentence."""
+    frontier = run.table("frontier")
+    if best is None or "nats" not in frontier or not frontier["nats"].notna().any():
+        return ""
+    own = frontier[frontier["rule"] == best["rule"]]
+    near = (own["share"] - best["ratio"]).abs()
+    losses = own[near == near.min()].groupby(["layer", "kv_head"])["nats"].sum()
+    if not losses.sum() > 0:
+        return ""
+    (layer, head), share = losses.idxmax(), losses.max() / losses.sum()
+    return f" Most of the loss: layer {layer}, kv head {head} ({share:.0%} of it)."
+
+
+def _heads_answer(run: Run, measured: Any, what: str) -> Answer:
+    """Where no rules were compared."""
+    own = run.spec.get("pool") == "sequence"
+    order = ranked_heads(measured, need_column(measured, "10"))
+    sentences = []
+    if len(order):
+        most, least = (
+            f"{head_name(row)} ({need(row, '10', own=own)})"
+            for row in (order.iloc[-1].to_dict(), order.iloc[0].to_dict())
+        )
+        sentences = [
+            f"{what}: for an error of 10 % the most is needed by {most}, the least by {least}."
+        ]
+        if kinds := Counter(measured.get("regime", ())).most_common():
+            sentences.append(f"Regimes: {', '.join(f'{n} {word}' for word, n in kinds)}.")
+    following = "esscher probe --pool sequence"
+    if run.spec.get("model") not in PACKAGED:
+        following = f"esscher probe {model_argument(run)} --pool sequence{text_flags(run)}"
+    if own:
+        following = f"esscher probe {model_argument(run)}{text_flags(run)}"
+    return Answer(sentences, order[::-1], "heads", following)
+
+
+def compress_answer(run: Run) -> Answer:
+    """The best rule at the smallest size with a loss of at most LOSS nats (else at the largest),
+    and what it loses at other sizes; then every rule at this size.
+    """
+    rows, about = run.table("compress"), run.table("about").iloc[0]
+    rows = rows[rows["rule"] != "full"]
+    if "kl" not in rows or not rows["kl"].notna().any():
+        return _encoder_answer(rows, about)
+    asked, best = run.spec.get("kl") or LOSS, rows[rows["kl"].notna()]
+    if not run.spec.get("kl"):
+        best = best.loc[best.groupby("keep")["kl"].idxmin()]
+    enough = best[best["kl"] <= asked]
+    row = (enough.sort_values("share") if len(enough) else best.sort_values("kl")).iloc[0]
+    size, rule = row["keep"], row["rule"]
+    loss = interval(row, "kl", "kl_low", "kl_high")
+    sentences = [
+        f"{shortened(str(about['model']), 120)} on {about['texts']} prompts of {about['window']}"
+        f" tokens: {rule} keeps {row['share']:.1%} of the cache and loses {loss} nats per token; it"
+        f" runs on {runs_on(rule, row['split'])}."
+    ]
+    others = best[best["keep"] != size].sort_values("share")
+    told = [
+        f"{one['share']:.0%} loses {one['kl']:.2g}" + f" ({one['rule']})" * (one["rule"] != rule)
+        for one in others.to_dict("records")
+    ]
+    if told and size == size:
+        sentences.append(f"Keeping {', '.join(told[:4])}.")
+    wanted = f"keep={size:g}" if size == size else f"kl={asked:g}"
+    call = f'es.compress(model, ids, {wanted}, rule="{rule}")'
+    shown = rows[(rows["keep"] == size) | (size != size)].sort_values("kl", kind="stable")
+    return Answer(sentences, shown, "compress", f"{call} in Python builds this cache")
+
+
+def _encoder_answer(rows: Any, about: Mapping[str, Any]) -> Answer:
+    """An encoder has no next tokens: the rule whose embeddings are nearest to the full model's."""
+    if "cosine" not in rows or not rows["cosine"].notna().any():
+        return Answer([], rows.sort_values("keep"), "compress")
+    row = rows.loc[rows["cosine"].idxmax()]
+    sentence = (
+        f"{about['model']}: with {row['rule']} each query reads {row['share']:.1%} of the keys, and"
+        f" the embedding has a cosine of {row['cosine']:.3f} with the full one; the model has no"
+        " cache, so this saves reading, not memory."
+    )
+    return Answer([sentence], rows.sort_values(["keep", "cosine"], ascending=False), "compress")
+
+
+def runs_on(rule: str, split: str) -> str:
+    """Where a compressed cache can run."""
+    if ":reweight" in rule:
+        return "attention that takes a weight for each kept key"
+    if split in ("uniform", "pages"):
+        return ANY_CACHE
+    return "a cache with a length for each head"
+
+
+def model_argument(run: Run) -> str:
+    """The model as a command takes it."""
+    name = str(run.spec.get("model") or "packaged")
+    return shlex.quote(PACKAGED.get(name, name))
+
+
+def text_flags(run: Run) -> str:
+    """The text of a run as flags, with a space before each; none for packaged prose."""
+    corpus = run.spec.get("corpus") or {}
+    named = [("--text", name) for name in corpus.get("text") or ()]
+    named += [(f"--{key}", corpus.get(key)) for key in ("dataset", "field")]
+    if corpus.get("packaged") not in (None, "prose"):
+        named.append(("--packaged", corpus["packaged"]))
+    return "".join(f" {flag} {shlex.quote(str(value))}" for flag, value in named if value)
+
+
+def compress_command(run: Run, rule: str, kl: float) -> str:
+    """The command that builds and measures a cache by a rule, on the model and text of a probe,
+    and by the rule of es.compress beside it.
+    """
+    rules = " ".join(f"--rules {name}" for name in dict.fromkeys((rule, REFITTED)))
+    return f"esscher compress {model_argument(run)}{text_flags(run)} --kl {kl:g} {rules}"
+
+
 # ---- A run in a few lines.
 
 
 def text_summary(run: Run) -> str:
-    """What the run is, how far it got, its tables; for a probe also its most and least demanding
-    head.
-    """
+    """What the run is, what it found, how far it got, its tables."""
     return "\n".join(map(printable, _summary(run)))
 
 
 def html_summary(run: Run) -> str:
-    """The same for a notebook."""
+    """The same for a notebook, with the short table of the answer."""
     lines = "<br>".join(f"<bdi>{escape(line)}</bdi>" for line in _summary(run))
-    return f'<div class="esscher-run">{lines}</div>'
+    try:
+        found = answer_of(run)
+    except RunError:  # told in the lines
+        found = Answer([])
+    table = "" if found.rows is None else html_table(found, run.columns(found.table))
+    return f'<div class="esscher-run">{lines}{table}</div>'
+
+
+def html_table(found: Answer, columns: Mapping[str, Column], most: int = 8) -> str:
+    """The first rows of an answer and six of its columns as HTML, headed by their labels."""
+    keys = short_columns(found.rows, found.table)
+    labels = {key: columns[key].short or columns[key].label for key in keys if key in columns}
+    shown = found.rows[keys].head(most).rename(columns=labels)
+    return str(shown.to_html(index=False, float_format="{:.3g}".format, border=0, escape=True))
+
+
+SHORT = {  # columns of short tables, the first six that there are
+    "budget": ("rule", "ratio", "nats", "where", "uniform", "error", "worst_head", "worst"),
+    "heads": ("layer", "head", "regime", "tokens_needed_10pct", "beta_fit", "effective_tokens"),
+    "compress": (
+        *("rule", "split", "share", "kl", "kl_predicted", "needle", "loss_added", "agreement"),
+        *("needle_several", "needle_distractor", "cosine", "neighbour", "error"),
+    ),
+}
+
+
+def short_columns(rows: Any, table: str) -> list[str]:
+    return [key for key in SHORT[table] if key in rows and rows[key].notna().any()][:6]
 
 
 def _summary(run: Run) -> list[str]:
@@ -358,26 +605,9 @@ def _summary(run: Run) -> list[str]:
     title = model_described(run.spec) if is_probe else str(run.spec.get("title") or job)
     lines = [f"{shortened(title, 120)} · {job}, {run.status}", *warnings_of(run)]
     try:
-        heads = heads_of(run) if is_probe else None
-        lines += [] if heads is None else _heads_in_words(run, heads)
+        lines += answer_of(run).sentences
     except RunError as damage:  # a notebook must still show which run it is
         lines.append(shortened(str(damage)))
     tables = sorted(run.manifest.tables.items())
     lines.append("tables: " + (", ".join(f"{name} ({n:,})" for name, n in tables) or "none yet"))
     return [*lines, shortened(str(run.path), 200)]
-
-
-def _heads_in_words(run: Run, heads: Any) -> Iterator[str]:
-    part = f"{int((heads['status'] == 'ok').sum())} of {len(heads)} heads measured"
-    about = read_table(run, "about")
-    # of the model, of which a run may have looked at a few
-    if about is not None and "layers" in about:
-        part += f", {heads['layer'].nunique()} of {int(about['layers'].iloc[0])} layers"
-    yield f"on {text_described(run.spec)}: {part}"
-    order = ranked_heads(heads, need_column(heads, "10")).to_dict("records")
-    if order:
-        own = run.spec.get("pool") == "sequence"
-        least, most = (
-            f"{head_name(row)} with {need(row, '10', own=own)}" for row in (order[0], order[-1])
-        )
-        yield f"needed for 10 %: least {least}, most {most}"

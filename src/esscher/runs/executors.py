@@ -259,7 +259,7 @@ def main() -> None:
 
     def compute(index: int, unit: Unit) -> None:
         try:
-            with advancing(lambda share: answer(index=index, share=share)):
+            with advancing(lambda share, row: answer(index=index, share=share, finding=row)):
                 data = work.shard(index, unit)
             store.write_shard(index, data)
             answer(index=index)

@@ -51,6 +51,7 @@ class Progress:
     message: str | None = None  # what happened, in words
     ended: bool = False
     under_way: float = 0.0  # sum of the shares done of units under way
+    finding: Mapping[str, Any] | None = None  # a row of what was found, its name first
 
     def line(self) -> str:
         """All of it on one line."""
@@ -68,18 +69,22 @@ class Progress:
 
 
 Report = Callable[[Progress], object]
+MOST_FINDINGS = 12  # rows of the table beside the bar
 
 
-_heard: ContextVar[Callable[[float], object]] = ContextVar("heard", default=lambda share: None)
+Heard = Callable[[float, Mapping[str, Any] | None], object]
+_heard: ContextVar[Heard] = ContextVar("heard", default=lambda share, finding: None)
 
 
-def advance(share: float) -> None:
-    """Called by a job to say how far its unit is, from 0 to 1."""
-    _heard.get()(share)
+def advance(share: float, finding: Mapping[str, Any] | None = None) -> None:
+    """Called by a job to say how far its unit is, from 0 to 1, and what it found: a row of a table,
+    whose first entry names it.
+    """
+    _heard.get()(share, finding)
 
 
 @contextlib.contextmanager
-def advancing(heard: Callable[[float], object]) -> Iterator[None]:
+def advancing(heard: Heard) -> Iterator[None]:
     """Inside, ``advance`` calls this."""
     token = _heard.set(heard)
     try:
@@ -103,7 +108,13 @@ class Tracker:
         self._work, self._left = 0.0, sum(costs.values())  # of units done, and of the others
         self._start = time.monotonic()
 
-    def tick(self, *, message: str | None = None, ended: bool = False) -> None:
+    def tick(
+        self,
+        *,
+        message: str | None = None,
+        ended: bool = False,
+        finding: Mapping[str, Any] | None = None,
+    ) -> None:
         """Tell the report how far the run is."""
         if self._report is None:
             return
@@ -122,13 +133,14 @@ class Tracker:
                 message=message,
                 ended=ended,
                 under_way=under_way,
+                finding=finding,
             )
         )
 
-    def hear(self, index: int, share: float) -> None:
-        """A unit is that far."""
+    def hear(self, index: int, share: float, finding: Mapping[str, Any] | None = None) -> None:
+        """A unit is that far, and found this."""
         self._parts[index] = share
-        self.tick()
+        self.tick(finding=finding)
 
     def again(self, index: int) -> None:
         """A unit has to be done from its start."""
@@ -181,15 +193,23 @@ class _Lines:
 
 
 class _Bar:
-    """rich's bar; messages appear above it."""
+    """rich's bar below a table of the last findings, a row for each; messages appear above it."""
 
     def __init__(self, stream: Any) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, TextColumn
         from rich.progress import Progress as Rich
 
+        found = self._found = dict[str, dict[str, str]]()  # by the first entry of a row
+
+        class Watched(Rich):
+            def get_renderables(self) -> Iterator[Any]:
+                if found:
+                    yield _table(list(found.values())[-MOST_FINDINGS:])
+                yield self.make_tasks_table(self.tasks)
+
         text = TextColumn("{task.description}")
-        self._bar: Any = Rich(BarColumn(), text, console=Console(file=stream))
+        self._bar: Any = Watched(BarColumn(), text, console=Console(file=stream))
         self._task: Any = None
 
     def __call__(self, progress: Progress) -> None:
@@ -199,8 +219,28 @@ class _Bar:
         if progress.message is not None:
             line = one_line(progress.message)
             self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        if progress.finding is not None:
+            row = {key: _written(value) for key, value in progress.finding.items()}
+            self._found.pop(first := next(iter(row.values())), None)
+            self._found[first] = row
         done = progress.done + progress.under_way
         self._bar.update(self._task, completed=done, description=progress.line())
         if progress.ended:
+            self._found.clear()
             self._bar.stop()
             self._task = None
+
+
+def _written(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _table(rows: list[dict[str, str]]) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="")
+    for name in rows[-1]:
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(*(row.get(name, "") for name in rows[-1]))
+    return table

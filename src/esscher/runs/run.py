@@ -210,7 +210,7 @@ VIEWS: dict[str, str] = {
     "plot_error": "esscher.report.figures:plot_error",
     "html": "esscher.report.words:html_summary",
     "text": "esscher.report.words:text_summary",
-    "budget": "esscher.probe.budget:budget_of",
+    "budget": "esscher.probe.budget:budget",
 }
 """Name of a view -> "module:function" of a function of a run, or of what else shows itself."""
 
@@ -326,14 +326,8 @@ class Run:
         kl: float | None = None,
         rule: str | None = None,
     ) -> Any:
-        """Keys that a keep rule needs in each cache of a probe: for an error (0.1 unless told), for
-        a predicted loss of ``kl`` nats per token, or of a total.
-
-        ``rule``: one that the run measured. When left out: for a loss the one whose cache is
-        smallest, else random keys. The answer, that of ``esscher budget``, has tables ``caches``
-        and ``totals``.
-        """
-        return find_view("budget")(self, epsilon, total, rule, kl)
+        """Keys that a cache must keep by a probe: :func:`esscher.budget` of this run."""
+        return find_view("budget")(self, rule, epsilon=epsilon, total=total, kl=kl)
 
     def __repr__(self) -> str:
         tables = ", ".join(self.tables) or "none yet"

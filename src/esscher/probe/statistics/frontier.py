@@ -2,7 +2,7 @@
 
 Rules that choose one set for all queries choose by other queries than those that are judged
 (:class:`esscher.probe.session.RuleQueries`). Whether a head streams, retrieves or is diffuse
-follows from three of them: sinks:4+recent, random, and the best.
+follows from three of them: streamingllm, random, and the best.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ KINDS = {
     "retrieves": "needs chosen keys",
     "diffuse": "choosing keys saves little",
 }
-STREAM, CHANCE = "sinks:4+recent", "random"  # they and the best rule tell a head's kind
+STREAM, CHANCE = "streamingllm", "random"  # they and the best rule tell a head's kind
 STREAMS, DIFFUSE = 0.25, 4.0
 ERROR = 0.1  # relative, at which kinds are told
 NONE = "none"  # in place of a rule, where none reaches an error
@@ -253,7 +253,7 @@ def _fewest(needed: Mapping[str, float]) -> dict[str, Any]:
 def _kind(curves: Mapping[str, pd.DataFrame], keys: float) -> dict[str, Any]:
     """Which keys a head needs for a relative error of ERROR, in these contexts.
 
-    streams: sinks:4+recent need at most STREAMS of the keys, and no more than random keys; diffuse:
+    streams: streamingllm needs at most STREAMS of the keys, and no more than random keys; diffuse:
     random keys are at most DIFFUSE times as many as those of the best rule, floor included:
     choosing saves little; retrieves: neither. Nothing is said where one of the two rules, or the
     floor, was not measured.

@@ -46,7 +46,7 @@ function rulesOf(atlas) {
   return section("rules", "Which keys", el("div", { class: kinds && totals ? "twocol" : "" }, map, totals ? totalsOf(atlas) : null));
 }
 
-const SPLITS = ["best split", "uniform", "each head its own"];
+const SPLITS = ["best split", "uniform", "every head at the error"];
 
 function totalsOf(atlas) {
   const box = el("div", { class: "totals" });

@@ -37,16 +37,18 @@ function build() {
 function atlasParts(atlas) {
   if (!atlas.count) return [section("map", "Map of heads", el("p", { class: "soft" }, "No head was measured, so there is no map."))];
   const parts = atlas.percents.length || atlas.metrics().length ? [overviewOf(atlas)] : [];
+  if (atlas.losses) parts.unshift(section("losses", "How small can the cache be", mountChart(atlas.losses)));
   const table = section("table", "All heads", dataTable({ columns: atlas.columns, rows: atlas.rows, total: atlas.count,
     file: fileName("csv", atlas.name, "heads"), link: (i) => atlas.hash_of(i) }));
   return [...parts, headView(atlas), rulesOf(atlas), scatterOf(atlas), scalesOf(atlas), layersOf(atlas), table];
 }
 
 function chartParts(view) {
-  const charts = view.charts.length ? [section("charts", "Pictures", el("div", { class: "twocol even" }, view.charts.map(mountChart)))] : [];
+  const pictures = (id, title, charts) => (charts.length ? section(id, title, el("div", { class: "twocol even" }, charts.map(mountChart))) : null);
+  const kept = keptOf(view), first = kept ? 2 : view.charts.length; // the text stands below the first pictures
   const tables = view.tables.map((table, i) => section(`table${i || ""}`, `Table: ${table.name}`,
     dataTable({ columns: table.columns, rows: table.rows, total: table.count, file: fileName("csv", view.name, table.name), link: null })));
-  return [...charts, keptOf(view), ...tables];
+  return [pictures("charts", "Pictures", view.charts.slice(0, first)), kept, pictures("more", "More pictures", view.charts.slice(first)), ...tables];
 }
 
 function navigation(content, compared) {
