@@ -192,34 +192,14 @@ def test_disc_and_ball_pushforward_against_a_rule_over_the_radius(dim: int) -> N
 
 @pytest.mark.parametrize(("dim", "radius"), [(50, 7.0), (384, 20.0)])
 def test_sphere_pushforward_in_high_dimension(dim: int, radius: float) -> None:
-    """40,000 plain draws agree within 5 standard errors in the whole covariance's norm; for any map
-    the error is at most a tenth of theirs.
-    """
-    V = randn(3, dim, seed=1) / math.sqrt(dim)
-    for A in (turned(dim, 1.5), 2 / math.sqrt(dim) * randn(dim, dim)):
-        limit = es.limit(es.Head(A, V), es.Sphere(dim, radius))
-        result = limit.pushforward()
-        check = sampled(limit, es.Sphere(dim, radius), 40_000)
-        assert result.mean_error == 0.0
-        assert result.cov_error < 0.1 * check.cov_error
-        assert float((check.cov - result.cov).norm()) < 5 * check.cov_error
-        assert float((check.mean - result.mean).norm()) < 5 * check.mean_error
-
-
-def test_rank_one_sphere_pushforward_is_an_integral_over_the_cosine() -> None:
-    """Within 5 standard errors."""
-    dim = 30
-    head = es.Head(3 * randn(dim, 1) @ randn(1, dim, seed=1) / dim, torch.eye(dim).double())
-    limit = es.limit(head, es.Sphere(dim, 2.0))
+    """40,000 plain draws agree within 5 standard errors in the whole covariance's norm."""
+    head = es.Head(turned(dim, 1.5), randn(3, dim, seed=1) / math.sqrt(dim))
+    limit = es.limit(head, es.Sphere(dim, radius))
     result = limit.pushforward()
-    left, _, right = torch.linalg.svd(head.A)
-    density = lambda w: (1 - w * w) ** ((dim - 3) / 2)  # noqa: E731
-    total = scipy.integrate.quad(density, -1, 1)[0]
-    size = scipy.integrate.quad(
-        lambda w: float((limit(2.0 * w * right[0]) @ left[:, 0]) ** 2) * density(w) / total, -1, 1
-    )[0]
-    assert abs(float(result.cov.trace()) - size) <= 5 * result.cov_error
-    assert result.cov_error < 0.01 * size
+    assert result.cov_error < 1e-12 * float(result.cov.norm())
+    check = sampled(limit, es.Sphere(dim, radius), 40_000)
+    assert float((check.cov - result.cov).norm()) < 5 * check.cov_error
+    assert float((check.mean - result.mean).norm()) < 5 * check.mean_error
 
 
 def test_isotropic_and_zero_maps() -> None:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
@@ -17,8 +16,9 @@ from torch import Tensor
 from esscher.attention.head import Head, check_pair
 from esscher.inputs import as_tensor, finite_result
 from esscher.measures.base import Measure
+from esscher.measures.matrices import is_multiple_of_identity
 from esscher.measures.pool import Pool
-from esscher.measures.radial import scaled_ratio
+from esscher.measures.radial import radial
 from esscher.measures.rotational import Rotational
 
 Outputs = Callable[[Tensor], Tensor]
@@ -26,7 +26,6 @@ Outputs = Callable[[Tensor], Tensor]
 SAMPLES = 1 << 16  # queries of a sampled estimate
 POOL_QUERIES = 1 << 14  # a larger pool is sampled, not enumerated
 LENGTHS = 48  # nodes of a query's length, where it varies
-FORMS = 1024  # values of a quadratic form that a function of it is interpolated between
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +106,9 @@ class Limit:
             zero = torch.zeros(head.dim_query, dtype=torch.float64, device=law.device)
             return _affine(to_output @ head.A.double(), self(zero), law)
         rotational, pool = law.as_rotational(), law.as_pool()
-        if self.kernel == "softmax" and rotational is not None and head.query_bias is None:
+        square = head.A.double().T @ head.A.double()
+        alike = head.query_bias is None and is_multiple_of_identity(square, 1e-13)
+        if self.kernel == "softmax" and rotational is not None and alike:
             return _rotational(head, rotational)
         if self.kernel == "softmax" and pool is not None:
             return _pooled(self, pool)
@@ -191,38 +192,22 @@ def sampled(outputs: Outputs, measure: Measure, samples: int = SAMPLES) -> Pushf
 
 
 def _rotational(head: Head, measure: Rotational) -> Pushforward:
-    """Sphere and ball, for a head without tilt bias: the output depends on the query through one
-    quadratic form.
+    """Sphere and ball, for a head without tilt bias and A^T A = a^2 I: every direction is alike.
 
-    With A = a P diag(b) W^T, b_1 = 1 the largest, x = R t w and Q = sum_i b_i^2 w_i^2 (w uniform on
-    the unit sphere, in the basis W; t = 1 on the sphere, of density d t^(d-1) in the ball), S = R^2
-    a and r = S t sqrt(Q), the tilted mean is R S q_v(r) t P diag(b) w. Its mean is 0, and its
-    covariance P diag(R^2 b_i^2 E[g(Q) w_i^2]) P^T, g(Q) the mean of (S q_v(r) t)^2 over t. The mean
-    over w is g(E Q) / d, exact where all b are alike, and that of (g(Q) - g(E Q)) w_i^2, drawn.
+    The tilted mean of a query x = R t w is R B_v(r) A w / a, r = a R^2 t. Over w, uniform on the
+    sphere, and t its mean is 0 and its covariance R^2 E B_v(r)^2 A A^T / (a^2 d); t = 1 on the
+    sphere, in the ball its density is d t^(d-1).
     """
-    left, b, _ = torch.linalg.svd(head.A.detach().double().cpu(), full_matrices=False)
-    largest, d = float(b[0]), measure.dim
-    b = b / largest if largest > 0.0 else b
-    lengths, chances = (torch.from_numpy(x) for x in measure.lengths(LENGTHS))
-    t, size = lengths / measure.radius, measure.radius * (measure.radius * largest)
-
-    def g(form: Tensor) -> Tensor:
-        ratio = scaled_ratio(measure.order, size, form.sqrt()[:, None] * t)
-        return (ratio * t).square() @ chances
-
-    count = min(SAMPLES, (1 << 24) // d)
-    noise = torch.randn(count, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    square = torch.nn.functional.normalize(noise).square_()
-    middle, form = g(b.square().mean()[None]), (square @ b.square()).clamp_min(1e-300)
-    grid = np.geomspace(float(form.min()), float(form.max()), FORMS)
-    drawn = np.interp(form.log().numpy(), np.log(grid), g(torch.from_numpy(grid)).numpy())
-    rest = (torch.from_numpy(drawn) - middle)[:, None] * square
-    factor = measure.radius * (head.V.detach().double().cpu() @ left) * b
-    cov = (factor * (middle / d + rest.mean(0))) @ factor.T
-    error = float((rest.std(0) / math.sqrt(count) * factor.square().sum(0)).norm())
-    mean = torch.zeros(head.dim_out, dtype=torch.float64)
+    A = head.A.detach().double()
+    size = float(A.square().sum()) / measure.dim  # a^2
+    lengths, weights = measure.lengths(LENGTHS)
+    squared = torch.from_numpy(lengths**2).to(A) * (size * measure.radius**2)  # r^2
+    ratio = radial(measure.order, squared).ratio  # B_v / r
+    mean_square = float((ratio**2 * squared) @ torch.from_numpy(weights).to(A))
+    factor = head.V.detach().double() @ A
+    scale = measure.radius**2 * mean_square / (measure.dim * size) if size > 0 else 0.0
+    cov = scale * factor @ factor.T
+    mean = torch.zeros(head.dim_out, dtype=torch.float64, device=measure.device)
     if head.value_bias is not None:
-        mean = head.value_bias.detach().double().cpu()
-    exact = error <= 1e-13 * float(cov.norm())
-    method, bound = ("quadrature", 1e-13 * float(cov.norm())) if exact else ("sampled", error)
-    return Pushforward(mean.to(measure.device), cov.to(measure.device), 0.0, bound, method)
+        mean = head.value_bias.detach().double()
+    return Pushforward(mean, cov, 0.0, 1e-14 * float(cov.norm()), "quadrature")
