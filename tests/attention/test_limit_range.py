@@ -62,10 +62,8 @@ def test_limits_scale_with_the_tokens(name: str, size: float) -> None:
 @pytest.mark.parametrize("size", [1e-45, 1e-20, 1e20, 1e45])
 def test_rotational_pushforwards_scale_with_the_tokens(name: str, size: float) -> None:
     """Queries are tokens too: with A / s^2 and V / s the outputs have one law for every s."""
-    A = 2.0 * torch.linalg.qr(torch.ones(3, 3).triu().double())[0]
     expected = es.limit(es.Head(A, V), law(name, 1.0)).pushforward()
     found = es.limit(es.Head(A / size / size, V / size), law(name, size)).pushforward()
-    assert found.method == "quadrature"
     torch.testing.assert_close(found.cov, expected.cov, rtol=1e-9, atol=1e-12)
     # the tilted mean is at the edge
     endless = es.limit(es.Head(1e90 * A, V), law(name, 1.0)).pushforward()
