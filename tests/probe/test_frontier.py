@@ -223,7 +223,7 @@ def test_longformer_linformer_and_rules_of_one_size(tmp_path: Path) -> None:
     rules = ("longformer", "longformer:4", "strided:8", "lowrank", "lowrank:projected")
     run = probe("bert", tmp_path, heads=(1,), rules=rules, max_tokens=63, kept_queries=4)
     (hand,) = (ByHand(run, w, 1) for w in np.unique(source(run).queries.windows).tolist())
-    keys, rows = np.arange(hand.size), rows_of(run, 1, "recent+global:0")
+    keys, rows = np.arange(hand.size), rows_of(run, 1, "longformer")
     assert len(rows) >= 6
 
     def rms(kept: Any) -> float:
@@ -255,8 +255,8 @@ def test_longformer_linformer_and_rules_of_one_size(tmp_path: Path) -> None:
     assert rates.loc["lowrank", "exponent"] == pytest.approx(0.5)
     some = rows[rows["share"].between(0.02, 0.25)]
     slope = -np.polyfit(np.log(some["kept"]), np.log(some["rms"]), 1)[0]
-    assert rates.loc["recent+global:0", "exponent"] == pytest.approx(slope, rel=1e-9)
-    assert set(run.table("budget")["rule"]) == {"recent+global:0", "lowrank", "lowrank:projected"}
+    assert rates.loc["longformer", "exponent"] == pytest.approx(slope, rel=1e-9)
+    assert set(run.table("budget")["rule"]) == {"longformer", "lowrank", "lowrank:projected"}
     with pytest.raises(ValueError, match="lowrank needs every query to see every key"):
         probe("llama", tmp_path / "causal", rules=("lowrank",))
 
