@@ -39,7 +39,7 @@ es.converge(es.Head([[1.0]], [[1.0]]), es.Laplace(1), [2], 2, metrics=("l2",), q
 grad = torch.eye(1, dtype=torch.float64).requires_grad_()
 for law in (es.Gaussian(grad), es.Sphere(1), es.Pool(grad), es.Mixture([1.0], [es.Sphere(1)])):
     assert np.isfinite(es.exact_curve(es.Head(grad, grad), law, grad, 3).rms).all()
-es.exact_pool_curve(grad, grad, grad, 3, weights=grad[0])
+es.exact_pool_curve(grad, grad, grad, 3)
 # and a law that was read so keeps its gradient
 law = es.Gaussian(grad)
 es.predictions(head, law)
