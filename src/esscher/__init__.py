@@ -4,7 +4,8 @@ Names are imported when they are first used, so that reading a stored run does n
 the list is the stub beside this file, which type checkers and editors read too.
 
 Idle threads sleep, unless OMP_WAIT_POLICY says otherwise: by default they spin while they wait, and
-where other processes want the cores too a probe took six times the processor time of one thread.
+where other processes want the cores too, small tensor operations on two threads took six times the
+processor time of one thread.
 """
 
 import os

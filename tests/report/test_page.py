@@ -27,7 +27,7 @@ def test_opens_from_disk_in_silence_with_every_cell(visit: Visit, atlas_page: Pa
     assert page.complaints == []
     assert page.count(".map .cell") == 72
     assert page.text(".what").startswith(
-        "example/six-layers on prose.txt: 72 heads in 6 layers, 16,384 keys"
+        "example/six-layers on prose.txt: for an error of 10 % the most is needed by"
     )
     settings = str(page.evaluate("document.querySelector('footer').textContent"))
     assert "version of torch2.13.0" in settings
