@@ -306,6 +306,8 @@ ELSEWHERE = {  # public names that take no numbers of the user's
     ),
     "Measure": "abstract; every law is in the table",
     "capture": "takes a model; tests/hf/test_capture.py",
+    "describe": "takes a model; tests/cli/test_describe.py",
+    "budget": "takes a run; tests/cli/test_budget.py",
     "compress": "takes a model and token ids; tests/compress/test_cache.py",
     "probe": "takes a model and texts; tests/models",
     "icl": "a part with functions of its own; tests/icl",

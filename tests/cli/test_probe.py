@@ -339,10 +339,6 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ),
         ("--pool sequence --rules topk+recent", "one part at most may leave its number open"),
         (
-            "--pool sequence --rules recent:4",
-            "expected rules with one part that has no number, which keeps what is left",
-        ),
-        (
             "--pool sequence --n 16 --rules topk:55+recent",
             "topk:55+recent keeps more keys surely than 51, 80% of the 64",
         ),
@@ -350,7 +346,10 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
             "--pool sequence --n 16 --rules topk:70+recent",
             "topk: expected at most 64, the number of keys, got 70; rules: ",
         ),
-        ("--pool sequence --n 16 --rules lowrank", "lowrank: it mixes all keys and keeps none"),
+        (
+            "--pool sequence --n 16 --rules lowrank:svd",
+            "encoder with lowrank or lowrank:projected, or leave it out",
+        ),
         ("--rules topk", "rules: they are of a query's own context; use --pool sequence"),
         ("--scale 1,0", "scales: expected finite numbers above 0, got [1.0, 0.0]"),
         ("--scale 1;2", "scales: expected numbers such as 0.1,1,10, got '1;2'"),

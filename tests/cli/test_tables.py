@@ -117,7 +117,8 @@ def test_summaries_stand_above_the_tables(
     ].splitlines()
     assert first[0].startswith("error 0.")
     assert "falling like n^-0." in first[0]
-    assert first[3].startswith("theory: ")
+    assert first[3].startswith("freezing: softmax over 1,000 tokens freezes at ")
+    assert first[4].startswith("theory: ")
     flow = run(["icl", "risk", "--lengths", "10", "--covariance", "isotropic"], capsys)[
         1
     ].splitlines()

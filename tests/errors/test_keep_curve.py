@@ -123,7 +123,7 @@ def test_a_rule_with_all_its_numbers_has_one_point() -> None:
     [
         (
             {"keep": "topk", "sampling": "bernoulli", "n": 3},
-            "leave sampling and weights out",
+            "leave sampling out",
         ),
         ({"positions": [1] * 6, "n": 3}, "give keep too, or leave positions out"),
         ({}, "only a keep rule with all its numbers goes without"),

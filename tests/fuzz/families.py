@@ -38,6 +38,8 @@ FAMILIES = (
 NOT_CALLED = {
     "capture": "needs a model",
     "compress": "needs a model",
+    "describe": "needs a model",
+    "budget": "needs a run; tests/cli/test_budget.py",
     "probe": "needs a model",
     "icl": "a part, not a function",
     "keep": "a part; tests/keep and tests/errors/test_keep_curve.py",

@@ -261,6 +261,7 @@ def test_tables_have_the_columns_of_the_contract(real_run: Run) -> None:
         "curves",
         "dispersion",
         "endless",
+        "gaps",
         "heads",
         "layers",
         "tails",

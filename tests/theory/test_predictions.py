@@ -104,9 +104,8 @@ class Enumerated:
         self.v = math.exp(rng.uniform(-3, 6)) * rng.choice([-1, 1])
         scale = np.abs(self.tokens).max() * self.tau
         self.a = float(rng.choice([0.0, 0.02, 0.1, 0.5, 1.5])) / scale
-        self.measure = es.Pool(
-            torch.from_numpy(self.tokens[:, None]), weights=torch.from_numpy(self.weights)
-        )
+        atoms = [es.Pool(torch.tensor([[token]], dtype=torch.float64)) for token in self.tokens]
+        self.measure = es.Mixture(self.weights.tolist(), atoms)
         self.queries = es.Pool(torch.tensor([[-self.tau], [self.tau]], dtype=torch.float64))
         self.head = es.Head([[self.a]], [[self.v]])
 

@@ -134,14 +134,15 @@ class Prompt:
         """The reference queries of one kind, of all layers or of one, with all their keys; those of
         the prompt are held once.
         """
+        whole = {call.layer: call for call in self.references["last"]}
         for call in self.references[kind]:
             if layer is not None and call.layer != layer:
                 continue
             if kind == "replay":
-                held = self.held.cache.layers[call.layer]
+                held = whole[call.layer]
                 key, value = (
-                    torch.cat(pair, 2)
-                    for pair in ((held.keys, call.key), (held.values, call.value))
+                    torch.cat([one[:, :, : self.keys], own], 2)
+                    for one, own in ((held.key, call.key), (held.value, call.value))
                 )
                 call = replace(call, key=key, value=value)
             yield call

@@ -252,8 +252,12 @@ def chi_squared_radius(spectrum: Any, delta: float) -> float:
     whose upper limit is at most delta, as n grows; at a given n nothing is promised.
     """
     values, t = np.asarray(spectrum, np.float64), math.log(1.0 / delta)
+    largest = float(values.max())
+    if largest in (0.0, math.inf):
+        return largest
+    values = values / largest  # squares of large ones are beyond the floating range
     size = float(np.linalg.norm(values))
-    return float(values.sum()) + 2.0 * size * math.sqrt(t) + 2.0 * float(values.max()) * t
+    return largest * (float(values.sum()) + 2.0 * size * math.sqrt(t) + 2.0 * t)
 
 
 def _delta_spectrum(setting: Setting) -> Floats:

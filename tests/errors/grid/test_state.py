@@ -337,16 +337,6 @@ def test_a_fraction_near_one_has_sharp_kernels(kept: int) -> None:
     np.testing.assert_allclose(result.mse, truth.mse, rtol=1e-8)
 
 
-def test_weights() -> None:
-    scores, values = keys(7, 3, 200, 2)
-    weights = np.random.default_rng(8).random(200) + 0.1
-    truth = error_from_nodes(scores, np.log(weights), values, None, DRAWN)
-    start = init(3, Grid(1 / 8, 8, 1e-10), values.mean(0))
-    result = finish(update(start, scores, values, torch.tensor(weights)), DRAWN)
-    np.testing.assert_allclose(result.mse, truth.mse, rtol=1e-9)
-    np.testing.assert_allclose(result.delta, truth.delta, rtol=1e-9)
-
-
 def test_memory_does_not_grow_with_keys() -> None:
     scores, values = keys(9, 2, 4000, 1)
     state = init(2, Grid(1 / 8, 4, 1e-6), torch.zeros(1))
