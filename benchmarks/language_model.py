@@ -15,7 +15,7 @@ import torch
 from ratio import ratio_line
 
 from esscher.attention.state import attend_block
-from esscher.hf.capture import without_cache
+from esscher.hf.capture import accepted
 from esscher.probe.job import compute, open_probe, units
 from esscher.probe.spec import ProbeSpec
 
@@ -53,7 +53,8 @@ def main() -> list[str]:
     def model() -> None:
         with torch.no_grad():
             loaded.model(
-                **context.inputs(context.queries.windows[:1]), **without_cache(loaded.model)
+                **context.inputs(context.queries.windows[:1]),
+                **accepted(loaded.model, use_cache=False),
             )
 
     for _ in range(ROUNDS):

@@ -16,7 +16,7 @@ from esscher.compress.metrics import Outcome
 from esscher.compress.session import Source
 from esscher.compress.text import Cell, Horizons
 from esscher.hf.call import AttentionCall
-from esscher.hf.capture import forward, without_cache
+from esscher.hf.capture import accepted, forward
 from esscher.hf.interventions import Kept, check_acted, intervene, rule_for_every_query
 from esscher.keep.context import Context
 from esscher.keep.rule import Chance, Rule
@@ -90,7 +90,7 @@ class PerQueryText:
             return Kept(allowed, found.weight)
 
         with torch.no_grad(), intervene(model, own) as acted:
-            result = model(input_ids=self.ids, **without_cache(model))
+            result = model(input_ids=self.ids, **accepted(model, use_cache=False))
         outcome = self._outcome(result)
         check_acted(acted, self.full.rows, outcome.rows)
         return sum(kept.values()) / self.queries, outcome

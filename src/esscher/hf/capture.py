@@ -272,15 +272,14 @@ def forward(
         if last_layer is None and session.layers:
             session.last = max(session.layers)
         with torch.no_grad(), contextlib.suppress(StopForward):
-            return model(**inputs, **without_cache(model))
+            return model(**inputs, **accepted(model, use_cache=False))
     return None
 
 
-def without_cache(model: Any) -> dict[str, bool]:
-    """The argument that switches the key-value cache off, where the model has one."""
-    return (
-        {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
-    )
+def accepted(model: Any, **given: Any) -> dict[str, Any]:
+    """Those of the arguments that the model's forward pass takes."""
+    known = inspect.signature(model.forward).parameters
+    return {name: value for name, value in given.items() if name in known}
 
 
 @contextlib.contextmanager
@@ -407,7 +406,7 @@ def parity(model: Any, inputs: Mapping[str, Any] | None = None) -> Parity:
     seen: list[int] = []
     ours = _output(forward(model, inputs, lambda captured: seen.append(captured.layer)))
     with torch.no_grad():
-        theirs = _output(model(**inputs, **without_cache(model)))
+        theirs = _output(model(**inputs, **accepted(model, use_cache=False)))
     reason = escaped(model, len(seen))
     if reason is not None:
         raise ValueError(f"parity: {reason}")

@@ -10,7 +10,6 @@ and so are the pairs of queries and keys that were taken away.
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from esscher.hf.call import AttentionCall
-from esscher.hf.capture import Sink, escaped, expected_layers, open_session
+from esscher.hf.capture import Sink, accepted, escaped, expected_layers, open_session
 from esscher.hf.package import transformers
 from esscher.keep.rule import Rule
 
@@ -229,7 +228,7 @@ class Prefilled:
                     input_ids=ids,
                     past_key_values=self.cache,
                     use_cache=True,
-                    **({} if logits else _last_logits(self.model)),
+                    **({} if logits else accepted(self.model, logits_to_keep=1)),
                 )
             done = extend
             return result, acted
@@ -240,24 +239,23 @@ class Prefilled:
                 layer.keys, layer.values = keys, values
 
 
-def _last_logits(model: Any) -> dict[str, int]:
-    """The argument that leaves out all logits but the last, where the model has it."""
-    given = inspect.signature(model.forward).parameters
-    return {"logits_to_keep": 1} if "logits_to_keep" in given else {}
-
-
 def prefill(model: Any, ids: Int[Tensor, "batch tokens"], sink: Sink | None = None) -> Prefilled:
     """Run tokens through a causal model on all keys, and keep its cache; the sink sees every layer,
     as in capture.
     """
-    if "past_key_values" not in inspect.signature(model.forward).parameters:
+    if not accepted(model, past_key_values=None):
         raise ValueError(
             f"interventions: {type(model).__name__} keeps no cache of keys; let every query keep a"
             " few instead"
         )
     cache = transformers().DynamicCache()
     with torch.no_grad(), open_session(model, sink):
-        model(input_ids=ids, past_key_values=cache, use_cache=True, **_last_logits(model))
+        model(
+            input_ids=ids,
+            past_key_values=cache,
+            use_cache=True,
+            **accepted(model, logits_to_keep=1),
+        )
     layers, expected = len(cache.layers), expected_layers(model)
     if cache.get_seq_length() != ids.shape[1] or (expected is not None and layers != expected):
         raise ValueError(

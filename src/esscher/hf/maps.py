@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from esscher.attention.head import Head
 from esscher.hf.call import AttentionCall
-from esscher.hf.capture import example_inputs, open_session, without_cache
+from esscher.hf.capture import accepted, example_inputs, open_session
 
 TOLERANCE = 1e-5
 JACOBIAN_NUMBERS = 1 << 26  # held at once
@@ -110,7 +110,7 @@ def linear_maps(model: Any, *, layers: Iterable[int] | None = None) -> list[Line
     options: dict[str, Any] = {"layers": layers, "hidden": True, "detach": False}
     with open_session(model, sink, **options) as session, torch.enable_grad():
         session.replace = replace
-        model(**inputs, **without_cache(model))
+        model(**inputs, **accepted(model, use_cache=False))
     return found
 
 
@@ -199,7 +199,7 @@ def head_projections(model: Any) -> dict[int, Float[Tensor, "heads width d"]]:
     try:
         with torch.no_grad(), open_session(model) as session:
             session.after = after
-            model(**example_inputs(model), **without_cache(model))
+            model(**example_inputs(model), **accepted(model, use_cache=False))
     finally:
         for hook in hooks:
             hook.remove()
