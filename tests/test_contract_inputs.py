@@ -107,11 +107,6 @@ def pool_curve(i: Inputs, n: Any = None) -> es.ErrorCurve:
     return es.exact_pool_curve(i["q"], i["k"], i["v"], i["n"] if n is None else n)
 
 
-def of_dispersion(i: Inputs) -> list[Any]:
-    found = es.dispersion_curve(i["q"], i["k"], i["n"])
-    return [found.effective_tokens, found.entropy, found.largest_weight]
-
-
 def of_prefixes(i: Inputs) -> list[Any]:
     return [
         part
@@ -251,7 +246,6 @@ CASES = [
         lambda i: es.exact_pool_curve(i["q"], i["k"], i["v"], keep="sinks:2+random:0.5").rms,
         1e-4,
     ),
-    Case("dispersion_curve", QKV | N, of_dispersion, 1e-4),
     Case(
         "converge",
         MAPS | LAW,
@@ -295,7 +289,6 @@ ELSEWHERE = {  # public names that take no numbers of the user's
     **dict.fromkeys(
         [
             "ConfidenceRegion",
-            "DispersionCurve",
             "ErrorCurve",
             "FitError",
             "RateFit",

@@ -46,9 +46,6 @@ def test_curves_fits_and_predictions() -> None:
     assert all(
         len(repr(found)) < 400 and "0x" not in repr(found) for found in es.predictions(HEAD, LAW)
     )
-    rows = LAW.sample(5, torch.Generator().manual_seed(0))
-    spread = es.dispersion_curve(rows, rows, [2, 4])
-    assert repr(spread).startswith("DispersionCurve(5 queries, n = 2 to 4: ")
 
 
 def test_a_curve_draws_itself() -> None:

@@ -14,7 +14,6 @@ from .attention.limit import (
 from .errors import (
     Bounds as Bounds,
     ConfidenceRegion as ConfidenceRegion,
-    DispersionCurve as DispersionCurve,
     ErrorCurve as ErrorCurve,
     FitError as FitError,
     RateFit as RateFit,
@@ -22,7 +21,6 @@ from .errors import (
     confidence_region as confidence_region,
     converge as converge,
     delta_covariance as delta_covariance,
-    dispersion_curve as dispersion_curve,
     exact_curve as exact_curve,
     exact_pool_curve as exact_pool_curve,
     fit_rate as fit_rate,

@@ -259,7 +259,6 @@ def test_tables_have_the_columns_of_the_contract(real_run: Run) -> None:
         "about",
         "budget",
         "curves",
-        "dispersion",
         "endless",
         "gaps",
         "heads",

@@ -17,7 +17,7 @@ from esscher.probe.statistic import LayerInfo
 from esscher.probe.statistics.errors import Scales
 from esscher.theory import bohbot, sharp
 from tests.models.probe_runs import head_row, pooled_tensors, source
-from tests.probe.test_dispersion import probe, some_scores
+from tests.probe.test_gaps import probe, some_scores
 from tests.probe.test_moments import all_queries
 from tests.probe.views import view
 

@@ -144,7 +144,7 @@ def test_rows_freeze_near_the_scale_of_their_law() -> None:
     """Median over 400 rows of 4096 Gaussian scores, over the law's: the limit 1.256 of points of a
     Poisson process, within 4.5 standard errors of a median (1.5 / 20); fixed seed.
     """
-    from esscher.errors.dispersion import critical_scale, gap_counts
+    from esscher.tails.scores import critical_scale, gap_counts
 
     scores = torch.randn(400, 4096, generator=torch.Generator().manual_seed(2)).double()
     law = sharp.critical_scale(es.Head(EYE, EYE), es.Gaussian(EYE), EYE[0], [4096])[0]

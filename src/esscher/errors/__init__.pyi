@@ -1,10 +1,6 @@
 from .budget import asymptotic_from as asymptotic_from, tokens_needed as tokens_needed
 from .curve import ErrorCurve as ErrorCurve
 from .exact import delta_covariance as delta_covariance
-from .dispersion import (
-    DispersionCurve as DispersionCurve,
-    dispersion_curve as dispersion_curve,
-)
 from .exact import exact_curve as exact_curve
 from .gaussian import gaussian_error as gaussian_error
 from .montecarlo.converge import converge as converge

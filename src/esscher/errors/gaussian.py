@@ -4,7 +4,6 @@ standard deviation s.
 
 from __future__ import annotations
 
-import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import ceil, erfc, exp, expm1, floor, log, log1p, pi, sqrt
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esscher.errors.integral import HIGHEST, Floats, step_for
+from esscher.errors.integral import Floats
 from esscher.inputs import as_counts, as_tensor
 
 # Without the interpreter's lock the caller can run parts in plain threads: unlike numba's own
@@ -313,71 +312,3 @@ def _broadcast(n: Any, s: Any) -> tuple[Floats, Floats]:
             f"n and s: expected shapes that broadcast, got {shapes}; add an axis, n[:, None]"
         ) from cause
     return counts, deviations
-
-
-# ---- The largest softmax weight among n keys drawn independently, in expectation.
-
-QUERIES = 8  # of one task
-NOTHING = 1e-13
-
-
-def largest_weights(score: Tensor, weight: Tensor, n: Tensor, sum_p2: Floats, tol: float) -> Floats:
-    """E max_j p_j, (m, len n), relative error about ``tol``.
-
-    ``score`` (m, L): at most 0, rising along each row; ``weight`` (m, L): of sum 1, 0 for places
-    that no key takes. ``sum_p2`` (m, len n): E sum p^2, below which the largest weight never is; it
-    says where the integral may begin.
-    """
-    scores, weights = (x.double().cpu().contiguous().numpy() for x in (score, weight))
-    counts, out = n.double().cpu().numpy(), np.zeros_like(sum_p2)
-    step = step_for(tol)
-
-    def task(i: int) -> None:
-        part = slice(i, i + QUERIES)
-        _integrate(scores[part], weights[part], counts, sum_p2[part], step, tol, out[part])
-
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        list(pool.map(task, range(0, len(scores), QUERIES)))
-    return np.where(counts == 1, 1.0, np.minimum(out, 1.0))
-
-
-@numba.njit(nogil=True, cache=True, error_model="numpy")
-def _integrate(
-    score: Floats, weight: Floats, n: Floats, floor: Floats, step: float, tol: float, out: Floats
-) -> None:
-    """Nodes upward from where t E e_max is nothing beside the result to where E exp(-tS) is.
-
-    With B_l = E exp(-te) over the keys of score at most s_l and 0 for the others, E max_j p_j =
-    int sum_l e_l (B_l^n - B_(l-1)^n) dt. 1 - B is a sum without cancellation.
-    """
-    begin, log_below = np.empty(n.size), np.empty(score.shape[1])
-    for i in range(score.shape[0]):
-        taken = np.flatnonzero(weight[i] > 0.0)[::-1]  # from the largest score down
-        own, share = score[i][taken], weight[i][taken]
-        mean = (np.exp(own) * share).sum()
-        for k in range(n.size):  # E e_max <= min(1, n E e)
-            begin[k] = math.log(tol * floor[i, k] / min(1.0, n[k] * mean))
-        tau = step * math.floor(begin.min() / step)
-        busy = True
-        while busy and tau < 4.0 - own[-1]:
-            grown = np.exp(np.minimum(tau + own, HIGHEST))  # t e
-            left = np.exp(-grown)
-            gap = -(share * np.expm1(-grown)).sum()
-            log_all = math.log1p(-min(gap, 1.0))
-            for j in range(own.size):  # log B_(l-1), the largest score first
-                gap += share[j] * left[j]
-                log_below[j] = math.log1p(-gap) if gap < 1.0 else -math.inf
-            log_below[own.size - 1] = -math.inf
-            busy = False
-            for k in range(n.size):
-                whole = math.exp(n[k] * log_all)
-                if tau >= begin[k] and whole > tol * out[i, k]:
-                    above = whole
-                    for j in range(own.size):
-                        below = math.exp(n[k] * log_below[j])
-                        out[i, k] += step * grown[j] * (above - below)
-                        above = below
-                        if above <= NOTHING * whole:
-                            break
-                busy = busy or tau < begin[k] or whole > tol * out[i, k]
-            tau += step

@@ -23,8 +23,7 @@ from esscher.runs.store import PAGE, write_durable
 
 _SOURCES = Path(__file__).parent / "page"
 _SCRIPTS = (
-    "dom save pointing chart metrics map frontier dispersion endless scales head views table"
-    " kept compare main"
+    "dom save pointing chart metrics map frontier endless scales head views table kept compare main"
 )
 _STOPS = 17  # colours of the scale; the page mixes between them
 

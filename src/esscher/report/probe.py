@@ -36,7 +36,6 @@ Places = list[tuple[int, int]]  # layer and head of the rows of a page
 
 LAST = 1 << 30  # place of a column that says nothing of its place
 LEAST_LOSS = 1e-4  # nats per token, at the bottom of the chart: less is as good as none
-SPREAD = ("effective_tokens", "largest_weight")  # that are drawn against n
 POOLS = {"corpus": "all tokens of the text", "sequence": "a query's own window"}
 MORE_TEXT = ("value", "half", "estimate", "low", "high")
 
@@ -82,7 +81,6 @@ def atlas(run: Run) -> dict[str, Any]:
         "errors": _meanings(run, "curves", "metric") if curves else {},
         "losses": _losses(run),
         **_frontier(run, places, grids),
-        **_dispersion(run, places, grids),
         **_more_text(run, places),
         **_scales(run),
         "grids": grids.lists,
@@ -253,18 +251,6 @@ def _losses(run: Run) -> dict[str, Any] | None:
         "height": 340,
         "marks": [{"y": 0.05, "label": "0.05", "scaled": True}],
         "series": series,
-    }
-
-
-def _dispersion(run: Run, places: Places, grids: Grids) -> dict[str, Any]:
-    """Effective tokens and largest weights of each head against n."""
-    frame = read_table(run, "dispersion")
-    if frame is None:
-        return {}
-    labels = _labels(run, "dispersion")
-    return {
-        "spread_labels": [labels[name] for name in ("n", *SPREAD)],
-        "dispersion": _lines(frame.assign(by=""), "by", "n", SPREAD, 4, places, grids),
     }
 
 

@@ -35,7 +35,9 @@ import scipy.special
 import torch
 from torch import Tensor
 
-from esscher.errors.grid import Deposit
+from esscher.errors import grid as deposit
+from esscher.errors.grid import Deposit, Grid
+from esscher.errors.integral import TINY
 from esscher.errors.scatter import exponential_gain, weight_table
 from esscher.inputs import as_count, as_tensor
 
@@ -349,3 +351,54 @@ def _moments(state: Deposit) -> tuple[Floats, Floats]:
     mean = (share * centre).sum(axis=1)
     wide = (share * np.square(centre - mean[:, None])).sum(axis=1)
     return mean, np.maximum(wide - state.grid.points * state.grid.spacing**2 / 12.0, 0.0)
+
+
+# ---- The critical scale of a row of scores.
+
+SCORES = Grid(1 / 8, 4, 1e-6)  # of keys without values
+
+
+def gap_counts(scores: Tensor, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Gaps t of each row's scores (m, K) from its largest, rising, and N(t): how many keys lie
+    within t of the largest. ``keys`` (m, K): how many stand at each score, 1 unless given; several
+    stand for keys around it, of which the middle one is counted.
+    """
+    falling, order = scores.double().sort(dim=1, descending=True)
+    mass = torch.ones_like(falling) if keys is None else keys.gather(1, order)
+    return falling[:, :1] - falling, mass.cumsum(1) - (mass - mass.clamp_max(1)) / 2
+
+
+def gaps_from_masses(masses: Deposit, top: Tensor) -> tuple[Tensor, Tensor]:
+    """The same from deposits of keys without values, none of them above the largest scores ``top``
+    (m, K), which are exact.
+    """
+    grid, length = masses.grid, masses.cells.shape[2]
+    mass = deposit.without(masses, top, top.new_zeros(top.shape[1], 0)).cells[-2].clamp_min(0)
+    # Deposits are wider than the scores by the variance points spacing^2 / 12 of a B-spline: drawn
+    # nearer to their mean they have the scores' own mean and variance.
+    centre = grid.centres(length, mass.device)
+    total = mass.sum(1, keepdim=True).clamp_min(TINY)
+    apart = centre - (mass @ centre)[:, None] / total
+    wide = (mass * apart.square()).sum(1, keepdim=True) / total
+    own = (wide - grid.points * grid.spacing**2 / 12).clamp_min(0)
+    places = centre - apart + apart * torch.sqrt(own / wide.clamp_min(TINY))
+    highest = top.double() - (masses.end * grid.spacing).double()[:, None]  # from the grid's end
+    keys = torch.cat([mass, (top > -torch.inf).double()], dim=1)
+    return gap_counts(torch.cat([places.minimum(highest.amin(1, keepdim=True)), highest], 1), keys)
+
+
+def critical_scale(gaps: Tensor, counts: Tensor) -> Tensor:
+    """Lambda = sup over t > 0 of log N(t) / t of each row: what its scores may be multiplied with
+    before softmax freezes on the largest; infinite where the largest is not alone.
+
+    Where scores are multiplied with b, the largest weight p has, t the gap of Lambda,
+
+        b > Lambda:   p >= 1 - Lambda / b,         b < Lambda:   p <= N(t)^-(1 - b / Lambda).
+
+    Proof: 1/p = sum_j exp(-b t_j) = b int exp(-b t) N(t) dt is at most b / (b - Lambda), as N(t) <=
+    exp(Lambda t), and at least N(t) exp(-b t). Source: Hayase, Karakida, arXiv 2605.12697, by its
+    abstract and by others' accounts of its definition; the bounds at finite b are derived here.
+    """
+    near = (counts > 1 + 1e-9) & (gaps < torch.inf)
+    rates = torch.where(near, counts.clamp_min(1).log() / gaps, 0.0)
+    return rates.amax(1)

@@ -93,7 +93,7 @@ def critical_scale(head: Head, measure: Measure, query: Any, n: Any) -> Floats:
     """Lambda_n = sup over t > 0 of log N_n(t) / t at one query, N_n(t) = n P(score > m - t) with
     N_n(0) = 1: the factor on the scores at which softmax over n tokens of the law freezes.
 
-    ``esscher.errors.dispersion.critical_scale`` of a row of scores, for their expected numbers; the
+    ``esscher.tails.scores.critical_scale`` of a row of scores, for their expected numbers; the
     median over rows of n random scores is about 1.25 times this. Where log P(score > .) is concave,
     the supremum is the hazard rate of the score at m. Gaussian tokens: n phi(z) / s with P(g > z) =
     1/n, about sqrt(2 log n) / s. Sphere, ball: it grows like a power of n. Infinite where tokens

@@ -12,7 +12,7 @@ from esscher.probe.statistic import Statistic
 from esscher.probe.statistics.errors import Draws, Kept, Regime, Scales, Theory
 from esscher.probe.statistics.frontier import Frontier
 from esscher.probe.statistics.more_text import MoreText
-from esscher.probe.statistics.weights import Dispersion, Sinks, Tail
+from esscher.probe.statistics.weights import Gaps, Sinks, Tail
 from esscher.runs.columns import Column
 
 _S = TypeVar("_S", bound=Statistic)
@@ -23,7 +23,7 @@ STATISTICS: tuple[Statistic, ...] = (
     Draws(),
     MoreText(),
     Kept(),
-    Dispersion(),
+    Gaps(),
     Tail(),
     Sinks(),
     Regime(),

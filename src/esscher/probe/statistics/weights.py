@@ -1,11 +1,8 @@
-"""How the softmax weights of a head are spread: their tail, sinks, and how they disperse over n
-keys as n grows.
-"""
+"""How the softmax weights of a head are spread: their tail, sinks, and the critical scale."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,25 +15,22 @@ from torch.nn.functional import pad
 
 from esscher.errors import grid as deposit
 from esscher.errors.curve import ErrorCurve, QueryErrors
-from esscher.errors.dispersion import (
-    GRID,
-    TOP,
-    DispersionCurve,
-    critical_scale,
-    from_masses,
-    from_scores,
-    gap_counts,
-    gaps_from_masses,
-)
 from esscher.errors.grid import Deposit
 from esscher.errors.rate import fit_rate
-from esscher.probe.curves import EFFECTIVE_TOKENS, AllKeys, add_keys
+from esscher.probe.curves import AllKeys, add_keys
 from esscher.probe.session import FEWEST
-from esscher.probe.spec import SMALLEST, ProbeSpec
+from esscher.probe.spec import SMALLEST, ProbeSpec, drawn_ladder
 from esscher.probe.statistic import HEAD, LAYER, Head, HeadEnd, HeadView, Numbers, Result, Statistic
 from esscher.runs.columns import Column
 from esscher.tails import scores as tails
-from esscher.tails.scores import TopScores, tail_length
+from esscher.tails.scores import (
+    SCORES,
+    TopScores,
+    critical_scale,
+    gap_counts,
+    gaps_from_masses,
+    tail_length,
+)
 
 if TYPE_CHECKING:
     from esscher.probe.pools import WindowQueries
@@ -121,11 +115,8 @@ class Sinks(Statistic):
         return Result({"sink_mass": float(used.double().mean())}, {})
 
 
-# ---- dispersion
+# ---- gaps
 
-BELOW = (2, 4, 8)  # n before the ladder's first: where the largest weight falls below a half
-HALF = 0.5
-CURVES = ("sum_p2", "entropies", "largest")
 GAPS = 2.0 ** np.arange(-4, 7)  # from the largest score, at which keys are counted
 
 
@@ -137,28 +128,24 @@ class Scores:
     top: TopScores
 
 
-class Dispersion(Statistic):
-    """How softmax spreads over n keys as n grows: effective tokens, entropy and largest weight of
-    the kept queries. Also how many of all keys lie within a gap of the largest score, and the
-    critical scale that follows.
-
-    The n keys are drawn at random from those that the query sees: exact expectations
-    (esscher.errors.dispersion).
+class Gaps(Statistic):
+    """How many of all keys lie within a gap of the largest score, and the critical scale that
+    follows, of the kept queries; and the exponent with which effective tokens grow.
     """
 
-    name = "dispersion"
+    name = "gaps"
     state = (Scores, TopScores)
 
     def columns(self, spec: ProbeSpec) -> tuple[Column, ...]:
         return SPREAD
 
     def tables(self, spec: ProbeSpec) -> dict[str, tuple[Column, ...]]:
-        return {"dispersion": DISPERSION, "gaps": GAP_COLUMNS}
+        return {"gaps": GAP_COLUMNS}
 
     def init(self, head: HeadView) -> Scores:
-        m, keep = len(head.kept), max(TOP, tail_length(head.most_keys))
+        m, keep = len(head.kept), max(16, tail_length(head.most_keys))
         top = tails.init(m, keep, device=head.values.device)
-        return Scores(deposit.init(m, GRID, head.center[:0]), top)
+        return Scores(deposit.init(m, SCORES, head.center[:0]), top)
 
     def update(self, state: Scores, head: HeadView) -> Scores:
         if not len(head.kept):
@@ -173,31 +160,21 @@ class Dispersion(Statistic):
         return Scores(deposit.merge(a.masses, b.masses), tails.merge(a.top, b.top))
 
     def reduce(self, state: Scores, head: Head) -> Numbers:
-        """Expectations over n random keys for each kept query, (m_kept, len n)."""
         if not len(state.top.count):
             return {}
-        n = ladder(head.spec, head.n_keys)
         if isinstance(state.masses, Deposit):
-            curve = from_masses(state.masses, state.top.scores[:, :TOP], n)
             gaps = [gaps_from_masses(state.masses, state.top.scores)]
         else:
-            rows = [row[row > -torch.inf][None] for row in state.masses.rows()]
-            curve = DispersionCurve.of_all([from_scores(row, n) for row in rows])
-            gaps = [gap_counts(row) for row in rows]
-        found = {name: torch.from_numpy(np.array(getattr(curve, name))) for name in CURVES}
-        return found | {
+            gaps = [gap_counts(row[row > -torch.inf][None]) for row in state.masses.rows()]
+        return {
             "critical": torch.cat([critical_scale(*part) for part in gaps]).cpu(),
             "within": torch.cat([_within(*part) for part in gaps]).cpu(),
         }
 
     def finish(self, found: Numbers, end: HeadEnd) -> Result:
-        arrays = [found[name].numpy() for name in CURVES]
-        curve = DispersionCurve(ladder(end.spec, end.n_keys), *arrays)
-        row = _summary(curve, end.queries.windows[end.kept])
-        row["critical_scale"] = float(np.median(found["critical"]))
+        row = _exponent(end) | {"critical_scale": float(np.median(found["critical"]))}
         keys = found["within"].log().mean(0).exp().numpy()  # geometric mean over queries
-        gaps = pd.DataFrame({"gap": GAPS, "keys": keys})
-        return Result(row, {"dispersion": curve.to_frame(), "gaps": gaps})
+        return Result(row, {"gaps": pd.DataFrame({"gap": GAPS, "keys": keys})})
 
 
 def _within(gaps: Tensor, counts: Tensor) -> Tensor:
@@ -206,43 +183,22 @@ def _within(gaps: Tensor, counts: Tensor) -> Tensor:
     return counts.gather(1, torch.searchsorted(gaps, at, right=True) - 1)
 
 
-def ladder(spec: ProbeSpec, keys: int) -> Counts:
-    """Octaves from 2 on and the number of keys, or the numbers given."""
-    octaves = SMALLEST * 2 ** np.arange(max(int(np.log2(max(keys, SMALLEST) / SMALLEST)), 0) + 1)
-    chosen: Sequence[int] = [*octaves[octaves <= keys], keys] if spec.n is None else spec.n
-    return np.unique([*BELOW, *chosen]).astype(np.int64)
-
-
-def _summary(curve: DispersionCurve, windows: Counts) -> dict[str, float]:
-    """The exponent of effective tokens, with its interval over windows, and where the largest
-    weight falls below a half.
-
-    Effective tokens are 1 / E sum p^2: their exponent is twice that of the root of E sum p^2.
+def _exponent(end: HeadEnd) -> dict[str, float]:
+    """The exponent of effective tokens 1 / E sum p^2 up to all keys, with its interval over
+    windows: twice that of the root of E sum p^2.
     """
-    p2, none = curve.sum_p2, np.zeros((len(curve.sum_p2), 1))
+    n, p2 = drawn_ladder(end.spec, end.n_keys), end.found["draws"]["sum_p2"].numpy()
+    none = np.zeros((len(p2), 1))
+    windows = end.queries.windows
     queries = QueryErrors(mse=p2, sum_p2=p2, limit=none, delta=none[:, 0], clusters=windows)
-    roots = ErrorCurve.from_queries(curve.n, queries, kind="exact", origin="root of E sum p^2")
-    # all there is, where n was given smaller
-    first = SMALLEST if curve.n[-1] > SMALLEST else int(curve.n[0])
-    fit = fit_rate(roots, window=(first - 0.5, float(curve.n[-1]) + 0.5), raise_on_failure=False)
+    roots = ErrorCurve.from_queries(n, queries, kind="exact", origin="root of E sum p^2")
+    window = (SMALLEST - 0.5, max(end.n_keys, 2 * SMALLEST) + 0.5)
+    fit = fit_rate(roots, window=window, raise_on_failure=False)
     return {
         "tokens_exponent": 2 * fit.exponent,
         "tokens_exponent_low": 2 * fit.interval[0],
         "tokens_exponent_high": 2 * fit.interval[1],
-        "half_weight_at": _crossing(curve.n, curve.largest_weight),
     }
-
-
-def _crossing(n: Counts, weight: Floats) -> float:
-    """The n from which on the weight stays below a half, linear in log n; NaN where it does not, up
-    to the last n.
-    """
-    above = np.flatnonzero(weight >= HALF)
-    if not above.size or above[-1] == n.size - 1:
-        return math.nan if above.size else float(n[0])
-    i = int(above[-1])
-    share = (weight[i] - HALF) / (weight[i] - weight[i + 1])
-    return float(n[i] * (n[i + 1] / n[i]) ** share)
 
 
 # ---- columns
@@ -261,14 +217,6 @@ SPREAD = (
     Column("tokens_exponent_low", "float", "spread, low", "Lower end of its interval."),
     Column("tokens_exponent_high", "float", "spread, high", "Upper end of its interval."),
     Column(
-        "half_weight_at",
-        "float",
-        "no key has half from",
-        "Random keys from which on the largest weight stays below a half; empty: it does not.",
-        scale="log",
-        short="half from",
-    ),
-    Column(
         "critical_scale",
         "float",
         "critical scale",
@@ -284,12 +232,4 @@ GAP_COLUMNS = (
     HEAD,
     Column("gap", "float", "gap", "Gap from a query's largest score.", "log"),
     Column("keys", "float", "keys", "Keys within that gap, geometric mean over queries.", "log"),
-)
-DISPERSION = (
-    LAYER,
-    HEAD,
-    Column("n", "int", "keys n", "Number of keys.", "log"),
-    EFFECTIVE_TOKENS,
-    Column("entropy", "float", "entropy", "Mean entropy of the softmax weights, in nats."),
-    Column("largest_weight", "float", "largest weight", "Mean weight of the key that has most."),
 )

@@ -1,5 +1,5 @@
-"""The statistic of dispersion: the scores that a model gives, read back from its tables; parts and
-wide scores.
+"""Gaps of the largest score and the growth of effective tokens: the scores that a model gives, read
+back from its tables; parts and wide scores.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.errors.dispersion import from_scores
+from esscher.errors.nodes import error_from_nodes
 from esscher.probe.curves import AllKeys
 from esscher.probe.spec import ProbeSpec
-from esscher.probe.statistics.weights import Dispersion
+from esscher.probe.statistics.weights import GAPS, Gaps
 from tests.models.probe_runs import captured_layers, few_texts, head_row, source, tiny_model
 from tests.probe.views import view
 
@@ -45,11 +45,10 @@ def test_the_tables_of_a_causal_model(tmp_path: Path) -> None:
     they see.
     """
     run = probe("llama", tmp_path, pool="sequence", queries=6, kept_queries=6, heads=(2,))
-    found, table, head = source(run), run.table("dispersion"), 2
-    assert not table.isna().any().any()
+    found, table, head = source(run), run.table("curves"), 2
     seen = captured_layers(found)[1]
-    rows = table[(table["layer"] == 1) & (table["head"] == head)]
-    n, curves, critical, within = rows["n"].to_numpy(), [], [], []
+    rows = table[(table["layer"] == 1) & (table["head"] == head) & (table["metric"] == "l2")]
+    n, p2, critical, within = rows["n"].to_numpy(), [], [], []
     for window, position in zip(
         found.queries.windows.tolist(), found.queries.positions.tolist(), strict=True
     ):
@@ -60,15 +59,10 @@ def test_the_tables_of_a_causal_model(tmp_path: Path) -> None:
             gap = scores.max() - scores.sort(descending=True).values[1:]
             critical.append(float((torch.arange(2, len(scores) + 1).log() / gap).max()))
             within.append([1 + int((gap <= t).sum()) for t in 2.0 ** np.arange(-4, 7)])
-            curves.append(from_scores(scores[None], n))
-    all_p2 = np.mean([curve.sum_p2[0] for curve in curves], axis=0)
-    np.testing.assert_allclose(rows["effective_tokens"], 1 / all_p2, rtol=1e-4)
-    entropy = np.mean([curve.entropies[0] for curve in curves], axis=0)
-    np.testing.assert_allclose(rows["entropy"], entropy, rtol=1e-4)
-    largest = np.mean([curve.largest[0] for curve in curves], axis=0)
-    np.testing.assert_allclose(rows["largest_weight"], largest, rtol=1.5e-2)
+            p2.append(error_from_nodes(scores[None], None, scores[:, None], None, n).sum_p2[0])
+    np.testing.assert_allclose(rows["effective_tokens"], 1 / np.mean(p2, axis=0), rtol=1e-4)
     row = head_row(run, 1, head)
-    chosen = rows[rows["n"] >= 16]
+    chosen = rows[(rows["n"] >= 16) & (rows["n"] <= max(32, row["n_keys"]))]
     slope = np.polyfit(np.log(chosen["n"]), np.log(chosen["effective_tokens"]), 1)[0]
     assert row["tokens_exponent"] == pytest.approx(slope, rel=1e-6)
     assert row["tokens_exponent_low"] <= row["tokens_exponent"] <= row["tokens_exponent_high"]
@@ -76,20 +70,17 @@ def test_the_tables_of_a_causal_model(tmp_path: Path) -> None:
     gaps = run.table("gaps")
     keys = gaps[(gaps["layer"] == 1) & (gaps["head"] == head)]["keys"]
     np.testing.assert_allclose(keys, np.exp(np.log(within).mean(0)), rtol=0.1)
-    assert 2 <= row["half_weight_at"] <= 8
-    at_half = np.interp(row["half_weight_at"], n, rows["largest_weight"])
-    assert at_half == pytest.approx(0.5, abs=0.03)
 
 
 def test_a_corpus_in_parts_is_the_corpus(tmp_path: Path) -> None:
     """States of parts merge."""
     whole = probe("bert", tmp_path / "whole", pool="corpus")
     parts = probe("bert", tmp_path / "parts", pool="corpus", part=130)
-    one, other = (run.table("dispersion").sort_values(["head", "n"]) for run in (whole, parts))
-    for name in ("n", "effective_tokens", "entropy", "largest_weight"):
-        np.testing.assert_allclose(
-            one[name], other[name], rtol=2e-3 if name == "largest_weight" else 1e-5
-        )
+    one, other = (run.table("gaps").sort_values(["head", "gap"]) for run in (whole, parts))
+    np.testing.assert_allclose(one["keys"], other["keys"], rtol=1e-5)
+    for name in ("tokens_exponent", "critical_scale"):
+        one, other = (run.table("heads").sort_values("head")[name] for run in (whole, parts))
+        np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
 def test_scores_wider_than_a_grid_are_summed_key_by_key() -> None:
@@ -98,14 +89,13 @@ def test_scores_wider_than_a_grid_are_summed_key_by_key() -> None:
     seen[0, 5:20] = False
     scores = (q @ k.T).masked_fill(~seen, -torch.inf)
     pool = AllKeys(q, k, torch.zeros(40, 1), 1.0, None, seen)
-    found = Dispersion().measure(view(ProbeSpec(), scores, all_keys=pool))
+    found = Gaps().measure(view(ProbeSpec(), scores, all_keys=pool))
     for i in range(2):
         own = seen[i].nonzero()[:, 0]
-        truth = from_scores(scores[i, own].double()[None], np.array([2, 4, 8, 16, 32, 40]))
-        np.testing.assert_allclose(found["largest"][i], truth.largest[0], rtol=1e-9)
-        np.testing.assert_allclose(found["sum_p2"][i], truth.sum_p2[0], rtol=1e-9)
+        gap = scores[i].max() - scores[i, own].double()
+        assert found["within"][i].tolist() == [int((gap <= t).sum()) for t in GAPS]
 
 
 def test_windows_without_a_kept_query_leave_nothing() -> None:
     none = torch.zeros(0, dtype=torch.int64)
-    assert Dispersion().measure(view(ProbeSpec(), some_scores(2, 50, 1.0), kept=none)) == {}
+    assert Gaps().measure(view(ProbeSpec(), some_scores(2, 50, 1.0), kept=none)) == {}
