@@ -11,11 +11,12 @@ from torch import Tensor
 
 import esscher as es
 from esscher.errors.gaussian import gaussian_error
-from esscher.icl import OVKQ, UV, Block, CovariateTask, LinearTask, default_weights, predict
+from esscher.icl import OVKQ, UV, Block, LinearTask, default_weights, predict
 from esscher.icl.exact import decompose, risk, risk_gradient
 from esscher.icl.layer import Parameters, flatten, tensors, unflatten
 from esscher.icl.quadrature import product_rule
 from esscher.icl.training import sampled_risk
+from tests.icl.other_task import OtherTask
 
 
 def normal(generator: torch.Generator, *shape: int) -> Tensor:
@@ -210,8 +211,6 @@ def test_bad_input() -> None:
     with pytest.raises(ValueError, match="the layer takes d = 3, the task has d = 2"):
         risk(task, Block(np.eye(3), 1.0), 5)
     with pytest.raises(ValueError, match="use sampled_risk"):
-        risk(CovariateTask(es.Cube(2)), params, 5)
-    with pytest.raises(ValueError, match="query_inside: expected weights in the block form"):
-        risk(task, UV(np.eye(3), np.ones((3, 3))), 5, query_inside=True)
+        risk(OtherTask(es.Cube(2)), params, 5)
     with pytest.raises(ValueError, match="score matrix U is too large"):
         risk(task, Block(1e4 * np.eye(2), 1.0), 5)

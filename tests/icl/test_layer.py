@@ -31,18 +31,17 @@ def normal(generator: torch.Generator, *shape: int) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", ["softmax", "linear"])
-@pytest.mark.parametrize("inside", [False, True])
 def test_prediction_is_the_last_coordinate_of_attention(
-    kind: str, inside: bool, generator: torch.Generator
+    kind: str, generator: torch.Generator
 ) -> None:
     uv = UV(normal(generator, 4, 4), normal(generator, 4, 4))
     prompts = LinearTask.kms(3).sample(5, 7, generator)
     head = es.Head(A=uv.U, V=uv.V)
     rows = [
-        attend_tokens(head, query[None], tokens, kernel=kind, query_inside=inside)[0, -1]
+        attend_tokens(head, query[None], tokens, kernel=kind)[0, -1]
         for query, tokens in zip(prompts.query_token, prompts.tokens, strict=True)
     ]
-    assert torch.allclose(predict(uv, prompts, kind, inside), torch.stack(rows), rtol=1e-12)
+    assert torch.allclose(predict(uv, prompts, kind), torch.stack(rows), rtol=1e-12)
 
 
 def test_parametrisations_agree(generator: torch.Generator) -> None:

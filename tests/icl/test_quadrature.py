@@ -14,10 +14,11 @@ from scipy.stats import chi2
 
 import esscher as es
 from esscher.errors.gaussian import gaussian_error_slopes
-from esscher.icl import Block, CovariateTask, LinearTask
+from esscher.icl import Block, LinearTask
 from esscher.icl.exact import bayes_risk
 from esscher.icl.quadrature import error_functions, gaussian_cubature, score_law
 from esscher.icl.training import sampled_risk
+from tests.icl.other_task import OtherTask
 
 Floats = npt.NDArray[np.float64]
 
@@ -143,7 +144,7 @@ def test_softmax_learns_an_even_link_that_linear_attention_cannot(
     """y = cos(w x): the softmax limit is v exp(-w^2/2) cos(w u x), that of linear attention 0.
     Separations of 3 errors.
     """
-    task = CovariateTask(es.Gaussian([[1.0]]), [[2.0]], 0, link=torch.cos)
+    task = OtherTask(es.Gaussian([[1.0]]), torch.cos, noise=0.0, variance=2.0)
     blind, tuned = (
         sampled_risk(task, Block([[u]], 1.4), 300, "softmax", 4000, generator) for u in (0.0, 1.0)
     )
@@ -156,7 +157,7 @@ def test_softmax_learns_an_even_link_that_linear_attention_cannot(
 
 def test_the_limit_is_not_linear_for_rademacher_covariates(generator: torch.Generator) -> None:
     """v <w, tanh(u x)> with x = +-1: the best v is 1/tanh(u), not 1/u."""
-    task = CovariateTask(es.Rademacher(2), noise=0.1)
+    task = OtherTask(es.Rademacher(2))
     tuned = sampled_risk(
         task, Block(0.8 * np.eye(2), 1 / math.tanh(0.8)), 2000, "softmax", 500, generator
     )

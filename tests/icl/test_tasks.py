@@ -9,23 +9,20 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.icl import CovariateTask, LinearTask, Prompts, Task
+from esscher.icl import LinearTask, Prompts, Task
 from esscher.icl.tasks import as_task
+from tests.icl.other_task import OtherTask
 
-EYE3 = torch.eye(3, dtype=torch.float64)
 TASKS: list[Task] = [
     LinearTask.isotropic(3),
     LinearTask.kms(3, 0.5),
     LinearTask([[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 2.0]], noise=0),
-    CovariateTask(es.Rademacher(3)),
-    CovariateTask(es.Cube(3, 1.7)),
-    CovariateTask(es.Gaussian(np.eye(3)), link=torch.tanh),
+    OtherTask(es.Cube(3, 1.7), torch.tanh),
 ]
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: type(task).__name__)
 def test_shapes(task: Task, generator: torch.Generator) -> None:
-    assert isinstance(task, Task)
     prompts = task.sample(7, 5, generator)
     assert isinstance(prompts, Prompts)
     assert prompts.x.shape == (7, 5, 3)
@@ -85,16 +82,6 @@ def test_the_same_generator_gives_the_same_prompts() -> None:
     )
     assert torch.equal(one.tokens, two.tokens)
     assert torch.equal(one.target, two.target)
-
-
-def test_labels_through_a_link(generator: torch.Generator) -> None:
-    """A link that forgets w gives labels of noise alone; without one, three tokens fix w."""
-    task = CovariateTask(es.Gaussian(EYE3), EYE3, 0.0, link=lambda t: 0.0 * t + 3.0)
-    prompts = task.sample(5, 7, generator)
-    assert torch.equal(prompts.target, torch.full((5,), 3.0, dtype=torch.float64))
-    plain = CovariateTask(es.Gaussian(EYE3), EYE3, 0.0).sample(5, 3, generator)
-    w = torch.linalg.solve(plain.x, plain.y)
-    assert torch.allclose((plain.query * w).sum(-1), plain.target, atol=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ import esscher as es
 from esscher.icl import (
     OVKQ,
     UV,
-    CovariateTask,
     LinearTask,
     Task,
     default_weights,
@@ -32,6 +31,7 @@ from esscher.icl.training import (
     train,
 )
 from esscher.runs import execute, find_job, resume
+from tests.icl.other_task import OtherTask
 
 LABELLED = LinearTask.kms(2, 0.5, noise=0.2)
 
@@ -40,7 +40,7 @@ TASKS: dict[str, Task] = {
     "kms": LinearTask.kms(5, 0.5),
     "no noise, d = 2": LinearTask(torch.diag(torch.tensor([1.5, 0.4])), torch.eye(2), 0.0),
     "other queries": LinearTask.kms(3).with_queries(np.diag([2.0, 0.5, 1.0])),
-    "not linear": CovariateTask(es.Gaussian(np.eye(3)), link=torch.relu),
+    "not linear": OtherTask(es.Gaussian(np.eye(3)), torch.relu),
 }
 
 
@@ -143,7 +143,7 @@ def test_other_tasks_train():
     assert found.final["Q"].map(len).eq(16).all()
     losses = found.curve[found.curve["model"] == "linear"].set_index("step")["loss"].dropna()
     assert losses.iloc[-1] < losses.iloc[0]
-    nonlinear = train(CovariateTask(es.Cube(2), link=torch.relu), 8, steps=5, **FEW)
+    nonlinear = train(OtherTask(es.Cube(2), torch.relu), 8, steps=5, **FEW)
     assert set(nonlinear.final["status"]) == {"ok"}
 
 
@@ -170,8 +170,8 @@ def test_one_model_may_diverge_alone():
     assert trained.diverged == [None, 1]
     assert np.isfinite(losses[:, 0]).all()
     assert np.isnan(losses[1:, 1]).all()
-    for kept, part in zip(trained.stopped[1], before, strict=True):
-        assert torch.equal(kept, part)
+    for kept, part in zip(trained.weights, before, strict=True):
+        assert torch.equal(kept[1], part)
     assert np.isnan(trained.evaluate(10)[0]).tolist() == [False, True]
 
 

@@ -1,4 +1,4 @@
-"""Corollaries E.3 and E.5 over a ball, Lemmas E.2 and E.4, and Assumption 4.2 at a start."""
+"""Corollaries E.3 and E.5 over a ball, Lemmas E.1, E.2 and E.4."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ import numpy as np
 import pytest
 import torch
 
+from docs.theory.statements import (
+    ball_gaps,
+    first_errors,
+    flow_bounds,
+    lemma_e4,
+    limit_norms,
+)
 from esscher.icl import (
     UV,
-    Block,
     LinearTask,
     default_weights,
     flow_limit,
+    flow_times,
+    gradient_flow,
     risk,
     risk_gradient,
     start_block,
 )
-from esscher.icl.layer import tensors
-from esscher.papers.statements import (
-    assumption_numbers,
-    ball_gaps,
-    first_errors,
-    lemma_e4,
-    limit_norms,
-)
+from esscher.icl.layer import flatten, tensors, unflatten
 from esscher.theory.training import lemma_e2_mended
 
 TASK = LinearTask(0.3 * torch.eye(1), [[1.0]], 0.0)
@@ -53,34 +54,6 @@ def test_gaps_over_the_ball_lie_above_those_of_points_in_it() -> None:
     larger = ball_gaps(TASK, 2 * rho, [10, 1000], tasks=3)
     assert (larger[0] > risks[:2]).all()
     assert (larger[1] > gradients[:2]).all()
-
-
-def test_radius_of_a_flow_is_that_of_its_ends() -> None:
-    """d = 1, W = 1, no noise: u = v grows from alpha to Sigma^{-1/2}, and |(u, v)| with it."""
-    start = start_block(TASK)
-    end = flow_limit(TASK, start)
-    assert isinstance(end, Block)
-    rho = assumption_numbers(TASK, start, [10])["rho"]
-    assert rho == pytest.approx(math.hypot(float(end.U11), float(end.v)), rel=1e-6)
-    assert rho == pytest.approx(math.sqrt(2 / 0.3), rel=1e-6)
-
-
-def test_assumption_42_at_a_start() -> None:
-    """W = 1, Sigma = 0.3, no noise: sigma_mu^2 = max(1, 0.3 (1 + zeta)), against 100,000 drawn
-    tasks at 4 standard errors.
-    """
-    found = assumption_numbers(TASK, start_block(TASK), [10, 10**6])
-    sigma2 = np.maximum(1.0, 0.3 * (1.0 + np.random.default_rng(1).standard_normal(100_000) ** 2))
-    assert found["exponent"] == pytest.approx(1 / (192 * 4 * 2 / 0.3), rel=1e-6)
-    for n, rate in zip((10, 10**6), found["rate"], strict=True):
-        drawn = math.log(n) ** 4 * n ** (-found["exponent"] / sigma2)
-        assert abs(drawn.mean() - rate) < 4 * drawn.std() / 100_000**0.5
-    drawn = sigma2**6
-    assert abs(drawn.mean() - found["sigma12"]) < 4 * drawn.std() / 100_000**0.5
-    # the rate has not begun to fall at 10^6 tokens
-    assert found["rate"][1] > found["rate"][0]
-    assert found["falls_from"] > math.log(10) * 100
-    assert found["query"] == pytest.approx(0.3)
 
 
 PLANE = LinearTask.kms(2, 0.4, noise=0.2)
@@ -118,3 +91,37 @@ def test_lemmas_e2_and_e4_lie_above_what_they_bound(length: int) -> None:
     limit2, _, label = limit_norms(task, weights.uv())
     gap = abs(risk(task, weights, length).value - risk(task, weights, math.inf).value)
     assert 0 < gap < lemma_e2_mended(squared[:, 0].mean() ** 0.5, label, limit2)
+
+
+def test_lemma_e_1_holds() -> None:
+    task, times = LinearTask.isotropic(2), flow_times(4, 8)
+    start = start_block(task)
+    infinite = gradient_flow(task, start, math.inf, times=times)
+    for length in (20, 10**4):
+        finite = gradient_flow(task, start, length, times=times)
+        bound, sharper, beta, curvature = flow_bounds(task, finite, infinite, 3)
+        distance = np.linalg.norm(finite.states - infinite.states, axis=1)
+        assert (distance <= sharper * (1 + 1e-6) + 1e-9).all()
+        assert (sharper <= bound * (1 + 1e-12)).all()
+        assert distance[-1] > 0
+        # Constants against differences of the gradient at the common start, where the curvature is
+        # negative.
+        here, step = flatten(start), 1e-5
+        columns = [
+            flatten(risk_gradient(task, unflatten(here + sign * step * e, start), math.inf)[1])
+            * sign
+            / (2 * step)
+            for e in np.eye(here.size)
+            for sign in (1, -1)
+        ]
+        values = np.linalg.eigvalsh(np.array(columns).reshape(here.size, 2, -1).sum(axis=1))
+        assert values[0] < -0.01
+        assert curvature >= -values[0] - 1e-6
+        assert beta >= np.abs(values).max() - 1e-6
+
+
+def test_the_weights_are_largest_where_the_flow_of_assumption_42_ends() -> None:
+    task = LinearTask.isotropic(5, np.eye(5), 0.0)
+    flow = gradient_flow(task, start_block(task), times=flow_times(1e3, 20))
+    norms, end = np.linalg.norm(flow.states, axis=1), flatten(flow_limit(task, start_block(task)))
+    assert norms.max() == pytest.approx(np.linalg.norm(end), rel=1e-6)

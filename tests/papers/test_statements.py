@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from esscher.papers.statements import CHECKS, fill
+from docs.theory.statements import CHECKS, fill
 
 PAGE = (Path(__file__).parents[2] / "docs" / "theory" / "statements.md").read_text("utf-8")
-REMEDY = "run python -m esscher.papers.statements docs/theory/statements.md"
+REMEDY = "run python docs/theory/statements.py"
 PAPER = """Lemma 2.1, Proposition 3.1, Remark 3.2, Assumption 3.3, Proposition 3.4, Remark 4.1,
 Assumption 4.2, Theorem 4.3, Assumption 5.1, Theorem 5.2, Remark 5.3, Lemma C.1, Lemma C.2,
 Corollary C.3, Lemma C.4, Assumption C.5, Lemma C.6, Lemma C.7, Assumption C.8, Lemma C.9,

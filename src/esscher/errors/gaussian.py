@@ -22,8 +22,7 @@ from esscher.inputs import as_counts, as_tensor
 # that is what vector units need.
 compiled = numba.njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
 
-# f1, f2, df1/dlog n, df2/dlog n; of a known key q1 = E p, q2 = E p^2 and c = E p sum_j p_j^2
-COLUMNS = 7
+COLUMNS = 4  # f1, f2, df1/dlog n, df2/dlog n
 
 STEP = 0.25  # of the lattice that carries both u and tau
 # from this s on the expectation over g is a sum over lattice nodes u, below it a sum over nodes g
@@ -32,7 +31,6 @@ WIDE = 0.5
 REACH_LEFT, REACH_RIGHT = 10.0, 14.0
 NEGLIGIBLE = 39.0  # exp(-39) = 1e-17
 TINY = 1e-17  # the share of the sum so far at which the march over tau ends
-APART = 32.0  # exp(-32) = 1e-14
 HUGE = 700.0  # exp(700) is a number still: phi^-1 at n = 1
 
 U_FIRST, U_LAST = -1120, 20  # u from -280 to 5, in steps
@@ -131,28 +129,17 @@ def moments_wide(i: int, s: float, kernel: Floats, centre: int, row: Floats) -> 
 
 
 @compiled
-def add_node(n: float, s: float, y: float, row: Floats, total: Floats) -> bool:
-    """Add the integrands at one tau to ``total``; true while the node still matters. ``y``: t e of
-    a known key beside the n tokens, which multiplies every integrand by exp(-y); 0 without one.
-    """
+def add_node(n: float, s: float, row: Floats, total: Floats) -> bool:
+    """Add the integrands at one tau to ``total``; true while the node still matters."""
     m, v, log_phi = row
-    cut = exp(-y)
-    one = cut * n * exp((n - 1) * log_phi)
-    two = cut * n * s * s * m * m * exp(min((n - 2) * log_phi, HUGE))
+    one = n * exp((n - 1) * log_phi)
+    two = n * s * s * m * m * exp(min((n - 2) * log_phi, HUGE))
     f1, f2 = one * v + (n - 1) * two, one * m
     total[0] += f1
     total[1] += f2
     total[2] += one * v * (1 + n * log_phi) + two * (2 * n - 1 + n * (n - 1) * log_phi)
     total[3] += f2 * (1 + n * log_phi)
-    matters = f1 > TINY * total[0] or f2 > TINY * total[1]
-    if y > 0.0:
-        share = cut * y * exp(n * log_phi)
-        total[4] += share
-        total[5] += y * share
-        total[6] += y * f2
-        matters = matters or share > TINY * total[4] or y * share > TINY * total[5]
-        matters = matters or y * f2 > TINY * total[6]
-    return bool(matters)
+    return bool(f1 > TINY * total[0] or f2 > TINY * total[1])
 
 
 @compiled
@@ -171,24 +158,9 @@ def peak(n: float, s: float) -> float:
 
 
 @compiled
-def share_range(n: float, s: float) -> tuple[float, float]:
-    """Scores below which a known key has no share, and above which it has all of it, both to about
-    exp(-``APART``).
-
-    log sum_j exp(s g_j) is about -``peak``; but for that chance at most s sqrt(2 (log n + APART)),
-    at least -s sqrt(2 APART).
-    """
-    usual = -peak(n, s)
-    return min(usual, -s * sqrt(2 * APART)) - APART, max(
-        usual, s * sqrt(2 * (log(n) + APART))
-    ) + APART
-
-
-@compiled
-def integrate_pairs(ns: Floats, ss: Floats, scores: Floats, out: Floats) -> None:
+def integrate_pairs(ns: Floats, ss: Floats, out: Floats) -> None:
     """``COLUMNS`` for each pair (n, s), into the rows of ``out``; runs of equal s share M, N and
-    phi. ``scores``: of one known key beside the n tokens; -inf: there is none. Scores outside
-    ``share_range`` are taken at its ends.
+    phi.
     """
     kernel = np.empty((4, ceil((REACH_LEFT + REACH_RIGHT) * ss.max() / STEP) + 3))
     lowest, highest = (
@@ -199,19 +171,15 @@ def integrate_pairs(ns: Floats, ss: Floats, scores: Floats, out: Floats) -> None
     known = np.zeros(rows.shape[0], dtype=np.bool_)
     centre, last_s = 0, -1.0
     for pair in range(ss.size):
-        n, s, score, total = ns[pair], ss[pair], scores[pair], out[pair]
+        n, s, total = ns[pair], ss[pair], out[pair]
         if s != last_s:
             last_s = s
             known[:] = False
             if s >= WIDE:
                 centre = fill_kernel(s, kernel)
         total[:] = 0.0
-        hop, start = stride(n, s), peak(n, s)
-        if score > -np.inf:
-            low, high = share_range(n, s)
-            score = min(max(score, low), high)
-            hop, start = 1, min(start, -score)
-        begin = hop * round(start / (hop * STEP))
+        hop = stride(n, s)
+        begin = hop * round(peak(n, s) / (hop * STEP))
         for direction in (-1, 1):
             i, matters = begin + min(direction, 0) * hop, True
             while matters:
@@ -223,7 +191,7 @@ def integrate_pairs(ns: Floats, ss: Floats, scores: Floats, out: Floats) -> None
                         moments_narrow(i * STEP, s, row)
                     else:
                         moments_wide(i, s, kernel, centre, row)
-                matters = add_node(n, s, exp(i * STEP + score), row, total)
+                matters = add_node(n, s, row, total)
                 i += direction * hop
         total *= hop * STEP
 
@@ -273,7 +241,6 @@ def gaussian_error_slopes(n: Any, s: Any) -> GaussianError:
     # integrate every pair, in threads where there are many; pairs of equal s share their work
     order = np.argsort(deviations, axis=None, kind="stable")[::-1]
     flat_n, flat_s = counts.ravel()[order], deviations.ravel()[order]
-    no_key = np.full(order.size, -np.inf)
     result = np.empty((order.size, COLUMNS))
     workers = torch.get_num_threads()
     parts = 8 * workers if order.size >= 32 * workers and workers > 1 else 1
@@ -281,13 +248,13 @@ def gaussian_error_slopes(n: Any, s: Any) -> GaussianError:
 
     def task(i: int) -> None:
         own = slice(edges[i], edges[i + 1])
-        integrate_pairs(flat_n[own], flat_s[own], no_key[own], result[own])
+        integrate_pairs(flat_n[own], flat_s[own], result[own])
 
     if order.size:
         with ThreadPoolExecutor(workers) as pool:
             list(pool.map(task, range(parts)))
     columns = np.empty((4, order.size))
-    columns[:, order] = result[:, :4].T
+    columns[:, order] = result.T
     # rounding must not leave the range of sum_j p_j^2
     columns[1] = np.clip(columns[1], 1 / counts.ravel(), 1.0)
     return GaussianError(*(column.reshape(deviations.shape) for column in columns))

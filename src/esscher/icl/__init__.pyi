@@ -8,10 +8,8 @@ from .exact import (
 )
 from .flow import (
     Flow as Flow,
-    FlowBound as FlowBound,
     alpha_limit as alpha_limit,
     final_parameters as final_parameters,
-    flow_bound as flow_bound,
     flow_limit as flow_limit,
     flow_times as flow_times,
     gradient_flow as gradient_flow,
@@ -28,7 +26,6 @@ from .layer import (
 )
 from .quadrature import Rule as Rule, product_rule as product_rule
 from .tasks import (
-    CovariateTask as CovariateTask,
     LinearTask as LinearTask,
     Prompts as Prompts,
     Task as Task,

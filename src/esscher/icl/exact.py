@@ -16,12 +16,6 @@ attention has f1, f2 of ``gaussian_error`` at (L, s), s^2 = theta^T Gamma_w thet
 
 In the block form of [S], Assumption 5.1, s does not depend on w, the average over w is a trace, and
 the average over x_q is a sum over ``score_law``. In general it is a cubature over (w, x_q).
-
-The query inside its prompt, (L mu_L + delta_q) / (L + 1) [S, Remark 3.2], is computed for the block
-form: L tokens and one known key of score b = x_q^T U11 x_q and value 0. For linear attention it
-multiplies v by L / (L + 1). For softmax attention f1, f2, q1, q2, c are those of
-``integrate_pairs`` at (L, s, b), and the bracket has besides kappa^2 (q2 + 2c) - 2 q1 kappa
-(kappa - y).
 """
 
 from __future__ import annotations
@@ -34,15 +28,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from esscher.errors.gaussian import COLUMNS, integrate_pairs
 from esscher.icl.layer import KINDS, Block, Floats, Parameters, as_uv
-from esscher.icl.quadrature import (
-    Rule,
-    check_deviations,
-    error_functions,
-    product_rule,
-    score_law,
-)
+from esscher.icl.quadrature import Rule, error_functions, product_rule, score_law
 from esscher.icl.tasks import LinearTask, Task
 from esscher.inputs import as_count
 
@@ -94,18 +81,16 @@ def risk(
     length: Any,
     kind: str = "softmax",
     rule: Rule | None = None,
-    query_inside: bool = False,
 ) -> Risk:
     """R_L = 1/2 E (prediction - label)^2 on prompts of ``length`` tokens (``math.inf`` allowed),
     without sampling prompts.
 
     Linear attention and infinite prompts: closed form. Softmax in the block form of [S], Assumption
     5.1: quadrature, to about nine digits of R_L - R_infinity. Softmax in general: a cubature over
-    (w, x_q), ``product_rule(dim)`` unless given. ``query_inside`` adds the query's own token to the
-    prompt [S, Remark 3.2], in the block form only.
+    (w, x_q), ``product_rule(dim)`` unless given.
     """
     task, length = _check(task, params, length, kind)
-    found = (_inside if query_inside else _terms)(task, _as_block(params), length, kind, rule)
+    found = _terms(task, _as_block(params), length, kind, rule)
     mean, count = float(found.excess.mean()), found.excess.size
     spread = float(found.excess.std(ddof=1)) / math.sqrt(count) if count > 1 else 0.0
     error = math.hypot(spread, NUMERICAL[found.origin] * mean)
@@ -124,7 +109,6 @@ def risk_gradient(
     """
     task, length = _check(task, params, length, kind)
     found = _terms(task, params, length, kind, rule)
-    assert found.gradient is not None
     slope, dim = torch.from_numpy(found.gradient), task.dim
     by_U, by_V = torch.zeros_like(slope), torch.zeros_like(slope)
     by_U[:, :dim], by_V[-1] = slope[:, :dim], slope[:, dim]
@@ -228,8 +212,8 @@ class Terms(NamedTuple):
     limit: float
     excess: Floats
     origin: str
-    bias: float = math.nan
-    gradient: Floats | None = None
+    bias: float
+    gradient: Floats
 
 
 def _terms(
@@ -330,39 +314,6 @@ def _profiles(s: Floats, length: int) -> tuple[Floats, Floats, Floats]:
     line = near[:, None] + ((far - near) / (3.0 * SMALL**2))[:, None] * (s**2 - SMALL**2)
     phi, psi, psi_f2 = np.where(s < SMALL, line, direct(np.maximum(s, SMALL)))
     return phi, psi, psi_f2
-
-
-def _inside(
-    task: LinearTask, params: Parameters, length: float | int, kind: str, rule: Rule | None
-) -> Terms:
-    """The terms with the query inside its prompt: for softmax attention a cubature over x_q."""
-    if not isinstance(params, Block):
-        raise ValueError(
-            "query_inside: expected weights in the block form (Block); use sampled_risk for others"
-        )
-    U, v = params.U11.detach().double().numpy(), float(params.v)
-    limit = block_linear(U, v, task, math.inf)[0]
-    if math.isinf(length):
-        return Terms(limit, np.zeros(1), CLOSED)
-    if kind == "linear":
-        inside = block_linear(U, length / (length + 1.0) * v, task, length)[0]
-        return Terms(limit, np.array([inside - limit]), CLOSED)
-    queries = (rule or product_rule(task.dim, 16)).queries
-    sigma, W = task.sigma.numpy(), task.task_cov.numpy()
-    x = (queries.points @ task.query_root.mT).numpy()
-    moved = x @ U.T
-    along = v * moved @ sigma
-    own, crossed = (((along @ W) * other).sum(axis=-1) for other in (along, x))
-    s = np.sqrt(np.maximum(((moved @ sigma) * moved).sum(axis=-1), 1e-24))
-    check_deviations(s)
-    found = np.empty((s.size, COLUMNS))
-    scores = (moved * x).sum(axis=-1).ravel()
-    integrate_pairs(np.full(s.size, float(length)), s.ravel(), scores, found)
-    f1, f2, _, _, q1, q2, c = found.reshape(*s.shape, -1).transpose(2, 0, 1)
-    spread = v * v * (float(np.sum(sigma * W)) + task.noise)
-    square = f2 * spread + (f1 - f2) * own / s**2 + own * (q2 + 2.0 * c)
-    square -= 2.0 * (own - crossed) * (q1 + f2)
-    return Terms(limit, 0.5 * square @ queries.weights.numpy(), CUBATURE)
 
 
 # Any weights: a cubature over tasks, exact for polynomials of degree 5, times one over queries.

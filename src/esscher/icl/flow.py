@@ -2,7 +2,7 @@
 drawn.
 
 ``start_block`` is where Theorem 5.2 of [S] begins, ``gradient_flow`` the way, ``flow_limit`` and
-``final_parameters`` the end, ``flow_bound`` Lemma E.1 on the distance of two flows.
+``final_parameters`` the end.
 """
 
 from __future__ import annotations
@@ -161,17 +161,6 @@ class Flow:
     def final_risk(self) -> float:
         return float(self.risks[-1])
 
-    def distance(self, other: Flow) -> Floats:
-        """|theta(t) - theta'(t)|, Euclidean over all parameters, at the common times of two
-        flows.
-        """
-        if self.states.shape != other.states.shape or not np.array_equal(self.times, other.times):
-            raise ValueError(
-                "flows: expected the same times and parametrisation; pass the same times to"
-                " gradient_flow"
-            )
-        return np.asarray(np.linalg.norm(self.states - other.states, axis=1))
-
 
 def flow_times(until: Any = 1e4, points: int = 120) -> Floats:
     """0, then ``points`` times in geometric progression from until/1e6 to ``until``."""
@@ -319,66 +308,3 @@ def prompt_length_for(
             )
         low, high = high, 10 * high
     return low + 1 + bisect_left(range(low + 1, high), True, key=reached)
-
-
-@dataclass(frozen=True, eq=False)
-class FlowBound:
-    """Distance between two flows and what Groenwall's inequality allows, at the times of the flows.
-
-    gap g2: largest |grad R_L - grad R_infinity| along the flow on L tokens. beta: largest norm of
-    the Hessian of R_infinity between the two flows. ``bound`` = g2 t exp(beta t) as in (26) of [S];
-    ``sharper`` = g2 (exp(m t) - 1) / m with m the most negative curvature met, which is what the
-    same proof gives from <theta - theta', grad - grad'> alone.
-    """
-
-    times: Floats
-    distance: Floats
-    bound: Floats
-    sharper: Floats
-    gap: float
-    beta: float
-    curvature: float
-
-
-def flow_bound(task: LinearTask, finite: Flow, infinite: Flow, stations: int = 5) -> FlowBound:
-    """Lemma E.1 of [S] with the constants that its proof uses, measured where the proof uses them.
-
-    The paper takes g2 and beta as suprema over a ball of radius 2 rho; the proof needs them only
-    along the flow on L tokens, and on the segments between the two flows, where they are taken here
-    at ``stations`` points each. Maxima over the recorded times, so record them densely. Past
-    exp(700) the bound is infinite.
-    """
-    if not math.isinf(infinite.length):
-        raise ValueError(
-            f"infinite: expected a flow on an infinite prompt, got length {infinite.length:g}"
-        )
-    distance = finite.distance(infinite)
-    like = finite.start
-    gap, beta, curvature = 0.0, 0.0, 0.0
-    for row, other in zip(finite.states, infinite.states, strict=True):
-        params = unflatten(row, like)
-        own = flatten(risk_gradient(task, params, finite.length, finite.kind)[1])
-        limit = flatten(risk_gradient(task, params, math.inf)[1])
-        gap = max(gap, float(np.linalg.norm(own - limit)))
-        for share in np.linspace(0.0, 1.0, stations):
-            values = np.linalg.eigvalsh(_hessian(task, row + share * (other - row), like))
-            beta = max(beta, float(np.abs(values).max()))
-            curvature = max(curvature, -float(values[0]))
-    t = finite.times
-    with np.errstate(over="ignore"):
-        bound = gap * t * np.exp(beta * t)
-        sharper = gap * (np.expm1(curvature * t) / curvature if curvature > 0 else t)
-    return FlowBound(t, distance, bound, sharper, gap, beta, curvature)
-
-
-def _hessian(task: LinearTask, here: Floats, like: Parameters) -> Floats:
-    """Hessian of R_infinity in the parametrisation of ``like``, by differences of gradients."""
-    ends = [
-        [
-            flatten(risk_gradient(task, unflatten(here + step * e, like), math.inf)[1])
-            for step in (STEP, -STEP)
-        ]
-        for e in np.eye(here.size)
-    ]
-    rows: Floats = np.array([(ahead - behind) / (2.0 * STEP) for ahead, behind in ends])
-    return np.asarray(0.5 * (rows + rows.T))

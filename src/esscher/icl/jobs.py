@@ -173,7 +173,6 @@ def _train_unit(spec: TrainSpec, unit: Unit) -> dict[str, Any]:
         unit["length"],
         spec.model_copy(update={"seed": spec.seed + unit["seed"]}),
         prompt_seed=spec.unit_seed(unit),
-        progress=lambda done, of: advance(done / of),
     )
     return {name: getattr(training, name).assign(**unit) for name in TRAINED}
 

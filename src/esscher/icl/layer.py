@@ -140,16 +140,13 @@ def default_weights(dim: Any, generator: torch.Generator | None = None) -> OVKQ:
     return OVKQ(*drawn)
 
 
-def predict(
-    params: Parameters, prompts: Prompts, kind: str = "softmax", query_inside: bool = False
-) -> Float[Tensor, " B"]:
+def predict(params: Parameters, prompts: Prompts, kind: str = "softmax") -> Float[Tensor, " B"]:
     """The layer's prediction of each query's label; differentiable in the parameters.
 
         softmax: sum_l p_l r^T z_l, p_l ~ exp<z_l, U z_q>
         linear: (1/L) sum_l <z_l, U z_q> r^T z_l
 
-    r is the last row of V and z_q = (x_q, 0). ``query_inside`` adds z_q to the prompt, (L mu_L +
-    delta)/(L + 1) [S, Remark 3.2]. Computed in the dtype of the prompts.
+    r is the last row of V and z_q = (x_q, 0). Computed in the dtype of the prompts.
     """
     if kind not in KINDS:
         raise ValueError(f"kind: expected one of {', '.join(KINDS)}, got {kind!r}")
@@ -160,8 +157,6 @@ def predict(
         raise ValueError(
             f"params and prompts: the layer takes d = {own}, the prompts have d = {dim}"
         )
-    if query_inside:
-        tokens = torch.cat([tokens, z_q[:, None]], dim=1)
     scores = torch.einsum("ble,be->bl", tokens, z_q @ uv.U.to(tokens.dtype).mT)
     values = tokens @ uv.V[-1].to(tokens.dtype)
     weights = scores.softmax(dim=-1) if kind == "softmax" else scores / scores.shape[-1]

@@ -201,20 +201,14 @@ def _panels(length: int, panels: int) -> Floats:
     return np.asarray(powers[..., 0], np.float64)
 
 
-def check_deviations(s: Floats) -> float:
-    """The largest deviation of scores, if the integrals over tokens can take it."""
+def error_functions(length: int, s: Floats) -> Floats:
+    """f1, f2 and their slopes in s, from a table; stacked in front of the shape of ``s``."""
     largest = float(s.max(initial=0.0))
     if not largest <= S_MAX:
         raise ValueError(
             f"scores: expected standard deviations up to {S_MAX:g}, got {largest:g}; the score"
             " matrix U is too large for this law of tokens"
         )
-    return largest
-
-
-def error_functions(length: int, s: Floats) -> Floats:
-    """f1, f2 and their slopes in s, from a table; stacked in front of the shape of ``s``."""
-    largest = check_deviations(s)
     if length == 1:
         return np.stack([1.0 + s * s, np.ones_like(s), 2.0 * s, np.zeros_like(s)])
     needed = int(largest / WIDTH).bit_length()  # a power of 2, so that few tables are made

@@ -4,7 +4,6 @@ its label y_q.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,7 +12,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from esscher.inputs import as_count, as_tensor
-from esscher.measures import Measure
 from esscher.measures.matrices import check_covariance
 
 
@@ -50,13 +48,9 @@ class Prompts:
 
 @runtime_checkable
 class Task(Protocol):
-    """Every task has the dimension of x, the variance of the label noise, and prompts to draw."""
+    """Every task has the dimension of x, and prompts to draw."""
 
-    @property
-    def dim(self) -> int: ...
-
-    @property
-    def noise(self) -> float: ...
+    dim: int
 
     def sample(
         self, batch: Any, length: Any, generator: torch.Generator | None = None
@@ -78,8 +72,15 @@ class LinearTask:
     ) -> None:
         self.sigma, self.root = check_covariance(as_tensor(sigma, "sigma", ndim=2), "sigma")
         self.dim = int(self.sigma.shape[0])
-        self.task_cov, self.task_root = _task_law(task_cov, self.dim)
-        self.noise = _variance(noise)
+        scaled = torch.eye(self.dim, dtype=torch.float64) / self.dim
+        law = scaled if task_cov is None else task_cov
+        self.task_cov, self.task_root = _covariance(law, self.dim, "task_cov")
+        self.noise = float(noise)
+        if not 0 <= self.noise < float("inf"):
+            raise ValueError(
+                "noise: expected the variance of the label noise, a finite number of at least 0,"
+                f" got {self.noise:g}"
+            )
         self.query_sigma, self.query_root = self.sigma, self.root
         if query_sigma is not None:
             self.query_sigma, self.query_root = _covariance(query_sigma, self.dim, "query_sigma")
@@ -131,39 +132,6 @@ class LinearTask:
         return cov
 
 
-class CovariateTask:
-    """Regression on covariates of any law: y = link(<w, x>) + N(0, noise), w ~ N(0, W).
-
-    ``link`` is a function of a tensor, the identity unless given. Where tokens are not Gaussian
-    given w, the infinite-prompt limits of softmax and linear attention differ.
-    """
-
-    def __init__(
-        self,
-        covariates: Measure,
-        task_cov: Any = None,
-        noise: Any = 0.1,
-        link: Callable[[Tensor], Tensor] | None = None,
-    ) -> None:
-        self.covariates, self.dim = covariates, covariates.dim
-        self.task_cov, self.task_root = _task_law(task_cov, self.dim)
-        self.noise, self.link = _variance(noise), link
-
-    def sample(self, batch: Any, length: Any, generator: torch.Generator | None = None) -> Prompts:
-        """``batch`` prompts of ``length`` tokens, each with its own w; the query's label is noisy
-        too.
-        """
-        B, L = as_count(batch, "batch"), as_count(length, "length")
-        w = torch.randn(B, 1, self.dim, dtype=torch.float64, generator=generator)
-        w = w @ self.task_root.mT
-        x = self.covariates.sample(B * (L + 1), generator).double().reshape(B, L + 1, self.dim)
-        y = x @ w.mT
-        y = y if self.link is None else self.link(y)
-        noise = torch.randn(y.shape, dtype=torch.float64, generator=generator)
-        y = y + self.noise**0.5 * noise
-        return Prompts(torch.cat([x, y], dim=-1)[:, :-1], x[:, -1], y[:, -1, 0])
-
-
 def as_task(covariance: str, dim: int, noise: float = 0.1, task_cov: str = "scaled") -> LinearTask:
     """The task of a covariance given in words: isotropic, kms:RHO (rho^|i-j|) or diag:A,B,...
 
@@ -187,22 +155,6 @@ def as_task(covariance: str, dim: int, noise: float = 0.1, task_cov: str = "scal
     raise ValueError(
         f"covariance: expected isotropic, kms:RHO or diag: with {dim} numbers, got {covariance!r}"
     )
-
-
-def _variance(noise: Any) -> float:
-    number = float(noise)
-    if not (0 <= number < float("inf")):
-        raise ValueError(
-            "noise: expected the variance of the label noise, a finite number of at least 0, got"
-            f" {number:g}"
-        )
-    return number
-
-
-def _task_law(task_cov: Any, dim: int) -> tuple[Tensor, Tensor]:
-    """W, which is I/d unless given, and a root of it."""
-    scaled = torch.eye(dim, dtype=torch.float64) / dim
-    return _covariance(scaled if task_cov is None else task_cov, dim, "task_cov")
 
 
 def _covariance(cov: Any, dim: int, name: str) -> tuple[Tensor, Tensor]:

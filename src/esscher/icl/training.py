@@ -9,7 +9,7 @@ the same as half the rate. After t steps of rate r the flow of the risk R has ru
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from esscher.icl.layer import KINDS, OVKQ, Floats, Parameters, default_weights, 
 from esscher.icl.specs import TrainSpec
 from esscher.icl.tasks import Prompts, Task
 from esscher.inputs import as_count
+from esscher.runs.progress import advance
 
 AT_ONCE = 2**19  # numbers in the tokens of prompts drawn at once
 
@@ -35,15 +36,12 @@ def sampled_risk(
     kind: str = "softmax",
     prompts: Any = 20_000,
     generator: torch.Generator | None = None,
-    query_inside: bool = False,
 ) -> Risk:
-    """The risk on drawn prompts, with its standard error: for every task, and with the query inside
-    the prompt.
-    """
+    """The risk on drawn prompts, with its standard error, for every task."""
     length, count = as_count(length, "length"), as_count(prompts, "prompts")
     with torch.no_grad():
         losses = [
-            0.5 * (predict(params, part, kind, query_inside) - part.target) ** 2
+            0.5 * (predict(params, part, kind) - part.target) ** 2
             for part in next(batches(task, length, count, 1, generator))
         ]
     each = torch.cat(losses).double()
@@ -120,7 +118,6 @@ def train(
     spec: TrainSpec | None = None,
     *,
     prompt_seed: int | None = None,
-    progress: Callable[[int, int], object] | None = None,
     **changes: Any,
 ) -> Training:
     """Train softmax and (1/L) linear attention on the same prompts of ``length`` tokens from the
@@ -129,7 +126,6 @@ def train(
     ``changes`` are fields of ``TrainSpec``, the paper's unless given: ``train(task, 20, steps=4000,
     rate=0.02)``. The task and the length are those given here. The seed decides the weights and,
     unless ``prompt_seed`` is given, the prompts. A model that diverges stops, the other goes on.
-    ``progress`` is told (steps done, steps).
     """
     spec = TrainSpec(**changes) if spec is None else spec
     pair = Pair(task, as_count(length, "length"), spec, prompt_seed)
@@ -137,14 +133,11 @@ def train(
     distance: list[dict[str, Any]] = []
     done = 0
     for stop in record_steps(spec.steps, spec.records):
-        losses = pair.advance(stop - done, progress)
+        losses = pair.advance(stop - done)
         done = stop
         mse, stderr = pair.evaluate(spec.evaluation)
         for model, kind in enumerate(KINDS):
-            seen = losses[:, model]
-            if pair.diverged[model] is None:
-                seen = seen[~np.isnan(seen)]
-            loss = float(seen.mean()) if seen.size else np.nan
+            loss = float(losses[:, model].mean()) if len(losses) else np.nan
             row = {"step": done, "model": kind, "loss": loss}
             curve.append(row | {"mse": mse[model], "stderr": stderr[model]})
         distance.append({"step": done, "distance2": pair.distance()})
@@ -173,9 +166,8 @@ class Pair:
     """Softmax (model 0) and linear attention (model 1) from the same weights on the same prompts,
     by SGD.
 
-    A model whose loss leaves the bound is kept as it was then in ``stopped``. ``diverged``: the
-    step at which each model did, None before. Prompts for evaluation come from a generator of their
-    own.
+    A model whose loss leaves the bound stays as it is. ``diverged``: the step at which each model
+    did, None before. Prompts for evaluation come from a generator of their own.
     """
 
     def __init__(
@@ -192,10 +184,9 @@ class Pair:
         self.fresh = torch.Generator().manual_seed((seed + 1) % 2**63)
         self.begun, self.last = 0, [np.nan, np.nan]
         self.diverged: list[int | None] = [None, None]
-        self.stopped: dict[int, list[Tensor]] = {}
 
     @torch.no_grad()
-    def advance(self, steps: int, progress: Callable[[int, int], object] | None = None) -> Floats:
+    def advance(self, steps: int) -> Floats:
         """Train for some steps; the losses (steps, 2), NaN for a model that has stopped."""
         losses = np.full((steps, 2), np.nan)
         for step in range(steps):
@@ -204,18 +195,17 @@ class Pair:
             loss, slopes = self._slopes(next(self.drawn))
             self.begun += 1
             for model in range(2):
+                if self.diverged[model] is None:
+                    losses[step, model] = self.last[model] = float(loss[model])
+                    if not loss[model] <= self.spec.bound:
+                        self.diverged[model] = self.begun
                 if self.diverged[model] is not None:
-                    continue
-                losses[step, model] = self.last[model] = float(loss[model])
-                if not loss[model] <= self.spec.bound:
-                    self.diverged[model] = self.begun
-                    self.stopped[model] = [part[model].clone() for part in self.weights]
-                    for part, slope in zip(self.weights, slopes, strict=True):
-                        part[model] = slope[model] = 0.0  # weights of 0 have no slope: they stay
+                    for slope in slopes:
+                        slope[model] = 0.0
             for part, slope in zip(self.weights, slopes, strict=True):
                 part.add_(slope, alpha=-self.spec.rate)
-            if progress is not None and (self.begun % 1000 == 0 or step + 1 == steps):
-                progress(self.begun, self.spec.steps)
+            if self.begun % 1000 == 0:
+                advance(self.begun / self.spec.steps)
         return losses
 
     def _respond(self, prompts: Prompts) -> Responses:
@@ -251,18 +241,18 @@ class Pair:
             for part in next(batches(self.task, self.length, prompts, 1, self.fresh))
         ]
         values = torch.cat(squares).numpy()
-        values[:, list(self.stopped)] = np.nan
+        values[:, [at is not None for at in self.diverged]] = np.nan
         return values.mean(axis=0), values.std(axis=0) / np.sqrt(prompts)
 
     def distance(self) -> float:
         """Squared distance between the parameters of the two models, NaN when one has stopped."""
-        if self.stopped:
+        if self.diverged != [None, None]:
             return float("nan")
         return float(sum(((part[0] - part[1]) ** 2).sum() for part in self.weights))
 
     def parameters(self, model: int) -> OVKQ:
         """The weights of a model."""
-        o, V, K, Q = self.stopped.get(model) or [part[model].clone() for part in self.weights]
+        o, V, K, Q = (part[model].clone() for part in self.weights)
         return OVKQ(torch.cat([self.output[:-1], o[None]]), V, K, Q)
 
 

@@ -215,7 +215,7 @@ def test_slopes_in_log_n(n: int, s: float) -> None:
 
     def real_n(log_n: Floats) -> Floats:
         out = np.empty((log_n.size, COLUMNS))
-        integrate_pairs(np.exp(log_n), np.full(log_n.size, s), np.full(log_n.size, -np.inf), out)
+        integrate_pairs(np.exp(log_n), np.full(log_n.size, s), out)
         return out[:, :2]
 
     value = gaussian_error_slopes(n, s)

@@ -1,8 +1,7 @@
 """A check of every numbered statement of [S], in the order of the paper.
 
-The page ``docs/theory/statements.md`` has each statement as printed and as mended, with a verdict
-and what is found; ``python -m esscher.papers.statements docs/theory/statements.md`` writes the
-numbers, which are in bold there.
+The page beside this file has each statement as printed and as mended, with a verdict and what is
+found; ``python docs/theory/statements.py`` writes the numbers, which are in bold there.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import functools
 import math
 import re
-import sys
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -29,14 +27,14 @@ from esscher.errors.exact import exact_curve
 from esscher.icl.concentration import METRICS, bounds, prompt_errors, token_laws
 from esscher.icl.exact import acting, risk, risk_gradient
 from esscher.icl.flow import (
+    Flow,
     final_parameters,
-    flow_bound,
     flow_limit,
     flow_times,
     gradient_flow,
     start_block,
 )
-from esscher.icl.layer import UV, Block, Parameters, default_weights, flatten, tensors
+from esscher.icl.layer import UV, Block, default_weights, flatten, tensors, unflatten
 from esscher.icl.quadrature import product_rule
 from esscher.icl.tasks import LinearTask
 from esscher.inputs import as_counts, as_positive
@@ -110,11 +108,10 @@ def proposition_31() -> Found:
 
 @check("Remark 3.2")
 def remark_32() -> Found:
-    task, block = LinearTask.kms(2), Block([[0.2, 0.05], [0.05, 0.1]], 1.2)
-    rule = product_rule(2, 64)
+    """Tokens +-1 at the query 1, with and without its own token."""
     short, long = (
-        n * (risk(task, block, n, "softmax", rule, True).value - risk(task, block, n).value)
-        for n in (10**3, 10**5)
+        n * n * (coin_moment(2, n, TILT, inside=1) - coin_moment(2, n, TILT))
+        for n in (10**2, 10**4)
     )
     return abs(short / long - 1.0) < 0.05, f"{short:.3g} {long:.3g}"
 
@@ -162,47 +159,20 @@ def remark_41() -> Found:
     return float(slope.abs().max()) < 1e-12 and own != other, f"{own:.3g} {other:.3g}"
 
 
-def assumption_numbers(task: LinearTask, start: Parameters, lengths: Any) -> dict[str, Any]:
-    """Assumption 4.2 of [S] in numbers, for a task and a start.
-
-    ``rho``: the largest norm of (U, V) along the flow on an infinite prompt, as Theorem 4.3 has it.
-    ``query``: ||Sigma_q||, at most 1 in (i). ``sigma12``: E sigma_mu^12, finite in (ii).
-    ``exponent``: c_2 of Proposition 3.1 in the ball of radius 2 rho. ``rate``: E[ln(n)^4 / n^(c_2 /
-    sigma_mu^2)] at each length, which (ii) wants to vanish; ``falls_from``: the ln n after which it
-    falls, from Laplace's method. (iii) holds for Gaussian tokens with the moments of Lemma F.1.
-
-    sigma_mu^2 = max(1, ||Sigma|| (1 + ||W|| zeta) + tau^2), zeta ~ chi^2(d): exact for Sigma and W
-    that are multiples of I, a bound otherwise.
-    """
-    flow = gradient_flow(task, start, math.inf, times=flow_times(1e3, 40))
-    rho = float(np.linalg.norm(flow.states, axis=1).max())
-    sigma, cov, query = (
-        float(torch.linalg.matrix_norm(matrix, ord=2))
-        for matrix in (task.sigma, task.task_cov, task.query_sigma)
-    )
-    exponent = 2.0 * boursier.proposition_31_exponent(1.0, 2.0 * rho)
-
-    def sigma2(zeta: float) -> float:
-        return max(1.0, sigma * training.task_sigma(cov * zeta) + task.noise)
-
-    return {
-        "rho": rho,
-        "query": query,
-        "sigma12": training.task_mean(lambda zeta: sigma2(zeta) ** 6, task.dim),
-        "exponent": exponent,
-        "rate": training.decay(np.log(np.array(lengths, float)), task.dim, exponent, 4, sigma2),
-        "falls_from": training.decay_begins(task.dim, exponent / (sigma * cov)),
-    }
-
-
 @check("Assumption 4.2")
 def assumption_42() -> Found:
+    """(i) ||Sigma_q|| <= 1, (ii) E sigma_mu^12 is finite and E[ln(n)^4 / n^(c/sigma_mu^2)] has to
+    vanish, c that of Proposition 3.1 in the ball of radius 2 rho, rho the norm of (U, V) where the
+    flow on an infinite prompt ends; (iii) holds for Gaussian tokens with the moments of Lemma F.1.
+    """
     task = LinearTask.isotropic(5, np.eye(5), 0.0)
-    found = assumption_numbers(task, start_block(task), [10, 10**12])
-    rate, begins = found["rate"], found["falls_from"] / math.log(10)
-    met = found["query"] <= 1.0 and math.isfinite(found["sigma12"]) and rate[1] >= rate[0]
-    numbers = f"{found['rho']:.3g} {found['exponent']:.1e} {found['sigma12']:.2g} {rate[1]:.1e}"
-    return met, f"{numbers} 10^{begins:.0f}"
+    rho = float(np.linalg.norm(flatten(flow_limit(task, start_block(task)))))
+    c = 2.0 * boursier.proposition_31_exponent(1.0, 2.0 * rho)
+    sigma12 = training.task_mean(lambda zeta: training.task_sigma(zeta) ** 6, 5)
+    rate = training.decay(np.log([10.0, 1e12]), 5, c, 4)
+    begins = training.decay_begins(5, c) / math.log(10)
+    numbers = f"{rho:.3g} {c:.1e} {sigma12:.2g} {rate[1]:.1e} 10^{begins:.0f}"
+    return math.isfinite(sigma12) and rate[1] >= rate[0], numbers
 
 
 @check("Theorem 4.3")
@@ -261,18 +231,18 @@ LENGTHS = (1, 5, 50, 400)
 NODE, WEIGHT = hermegauss(60)
 
 
-def coin_errors(n: int, tilt: float, value: float = 1.0) -> tuple[Floats, Floats]:
+def coin_errors(n: int, tilt: float, value: float = 1.0, inside: int = 0) -> tuple[Floats, Floats]:
     """Errors of the softmax average of ``value`` y over n tokens y = +-1 at a tilt, and the chance
-    of each; sigma = d = 1.
+    of each; sigma = d = 1. ``inside``: tokens 1 beside them.
     """
-    up = np.arange(n + 1) * math.exp(tilt)
+    up = (np.arange(n + 1) + inside) * math.exp(tilt)
     down = (n - np.arange(n + 1)) * math.exp(-tilt)
     errors = value * ((up - down) / (up + down) - math.tanh(tilt))
     return errors, np.asarray(binom.pmf(np.arange(n + 1), n, 0.5))
 
 
-def coin_moment(power: int, n: int, tilt: float, value: float = 1.0) -> float:
-    errors, chances = coin_errors(n, tilt, value)
+def coin_moment(power: int, n: int, tilt: float, value: float = 1.0, inside: int = 0) -> float:
+    errors, chances = coin_errors(n, tilt, value, inside)
     return float(chances @ errors**power)
 
 
@@ -437,13 +407,40 @@ def lemma_d2() -> Found:
 # ---- Appendix E: risks and flows on L tokens against infinitely many
 
 
+def flow_bounds(
+    task: LinearTask, finite: Flow, infinite: Flow, stations: int = 5
+) -> tuple[Floats, Floats, float, float]:
+    """Lemma E.1 at the times of the flows: g2 t exp(beta t) as in (26) of [S], and g2 (exp(m t) -
+    1) / m, which is what the same proof gives from <theta - theta', grad - grad'> alone; beta, m.
+
+    g2: largest |grad R_L - grad R_infinity| along the flow on L tokens. beta: largest norm of the
+    Hessian of R_infinity on the segments between the two flows, at ``stations`` points each; m: the
+    most negative curvature there. The paper has suprema over a ball of radius 2 rho, its proof
+    needs them only there.
+    """
+
+    def gradient(state: Floats, n: float = math.inf, kind: str = "softmax") -> Floats:
+        return flatten(risk_gradient(task, unflatten(state, finite.start), n, kind)[1])
+
+    gap, values, step = 0.0, [], 1e-5 * np.eye(finite.states.shape[1])
+    for row, other in zip(finite.states, infinite.states, strict=True):
+        away = gradient(row, finite.length, finite.kind) - gradient(row)
+        gap = max(gap, float(np.linalg.norm(away)))
+        for here in np.linspace(row, other, stations):
+            bent = np.array([gradient(here + e) - gradient(here - e) for e in step]) / 2e-5
+            values.append(np.linalg.eigvalsh(0.5 * (bent + bent.T)))
+    t, beta, m = finite.times, float(np.abs(values).max()), max(0.0, -float(np.min(values)))
+    sharper = gap * (np.expm1(m * t) / m if m else t)
+    return gap * t * np.exp(beta * t), sharper, beta, m
+
+
 @check("Lemma E.1")
 def lemma_e1() -> Found:
     start, times = start_block(LINE), flow_times(8.0, 8)
     own, infinite = (gradient_flow(LINE, start, n, times=times) for n in (1000, math.inf))
-    found = flow_bound(LINE, own, infinite)
-    distance, sharper, bound = found.distance[1:], found.sharper[1:], found.bound[1:]  # 0 at first
-    fine = (distance <= sharper).all() and (sharper <= bound).all()
+    bound, sharper, *_ = flow_bounds(LINE, own, infinite)
+    distance = np.linalg.norm(own.states - infinite.states, axis=1)
+    fine = (distance[1:] <= sharper[1:]).all() and (sharper <= bound).all()  # 0 at first
     return fine, f"{distance[-1]:.2g} {bound[-1]:.2g} {sharper[-1]:.2g}"
 
 
@@ -595,5 +592,5 @@ def appendix_f3() -> Found:
 
 
 if __name__ == "__main__":
-    path = Path(sys.argv[1])
-    path.write_text(fill(path.read_text("utf-8")), "utf-8")
+    page = Path(__file__).with_suffix(".md")
+    page.write_text(fill(page.read_text("utf-8")), "utf-8")
