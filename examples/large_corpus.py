@@ -14,12 +14,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from esscher.papers.claims_heads import bible
+from esscher.corpus.documents import packaged_documents
 
 
 def main(folder: Path, tokens: int, flags: list[str]) -> int:
     try:
-        text = bible()
+        text = next(packaged_documents("bible"))
     except ValueError as cause:
         sys.exit(str(cause))
     folder.mkdir(parents=True, exist_ok=True)

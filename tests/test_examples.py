@@ -36,7 +36,8 @@ def test_flags_reach_the_command(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(subprocess, "call", call)
-    monkeypatch.setattr("esscher.papers.claims_heads.bible", lambda: "In the beginning")
+    text = iter(["In the beginning"])
+    monkeypatch.setattr("esscher.corpus.documents.packaged_documents", lambda domain: text)
     given = shlex.split(arguments)
     monkeypatch.setattr(sys, "argv", [script, *given])
     with pytest.raises(SystemExit) as stop:

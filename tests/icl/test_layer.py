@@ -22,7 +22,7 @@ from esscher.icl import (
     risk,
     risk_gradient,
 )
-from esscher.icl.layer import as_uv, flatten, tensors, unflatten
+from esscher.icl.layer import flatten, tensors, unflatten
 from tests.attention.reference import attend_tokens
 
 
@@ -62,8 +62,10 @@ def test_block_form(generator: torch.Generator) -> None:
     assert torch.equal(uv.U[:3, :3], U11)
     assert float(uv.V[3, 3]) == 1.5
     assert float(uv.U.abs().sum()) == pytest.approx(float(U11.abs().sum()))
-    scores = torch.einsum("bld,de,be->bl", prompts.x, U11, prompts.query)
-    assert torch.allclose(predict(uv, prompts, "linear"), 1.5 * (scores * prompts.y).mean(dim=1))
+    scores = torch.einsum("bld,de,be->bl", prompts.tokens[..., :-1], U11, prompts.query)
+    assert torch.allclose(
+        predict(uv, prompts, "linear"), 1.5 * (scores * prompts.tokens[..., -1]).mean(dim=1)
+    )
 
 
 def test_gradients_reach_the_parameters(generator: torch.Generator) -> None:
@@ -115,8 +117,6 @@ def test_bad_input(generator: torch.Generator) -> None:
         predict(Block(np.eye(3), 1.0), prompts, "hardmax")
     with pytest.raises(ValueError, match="d = 2, the prompts have d = 3"):
         predict(Block(np.eye(2), 1.0), prompts)
-    with pytest.raises(ValueError, match="U and V square of one size"):
-        as_uv(UV(np.eye(3), np.eye(4)))
     with pytest.raises(ValueError, match="finite"):
         Block([[float("inf")]], 1.0)
 

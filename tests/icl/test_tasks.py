@@ -25,10 +25,7 @@ TASKS: list[Task] = [
 def test_shapes(task: Task, generator: torch.Generator) -> None:
     prompts = task.sample(7, 5, generator)
     assert isinstance(prompts, Prompts)
-    assert prompts.x.shape == (7, 5, 3)
-    assert prompts.y.shape == (7, 5)
     assert prompts.tokens.shape == (7, 5, 4)
-    assert torch.equal(prompts.tokens[..., :3], prompts.x)
     assert torch.equal(
         prompts.query_token, torch.cat([prompts.query, torch.zeros(7, 1, dtype=torch.float64)], 1)
     )
@@ -49,8 +46,8 @@ def test_moments_of_a_linear_task(generator: torch.Generator) -> None:
     error = products.std(dim=0) / 200_000**0.5
     assert bool(((products.mean(dim=0) - wanted).abs() < 5 * error).all())
     # E[y y_q | x, x_q], since both labels have one w
-    own = (prompts.x[:, 0] @ W * prompts.query).sum(-1)
-    left = prompts.y[:, 0] * prompts.target - own
+    own = (prompts.tokens[..., :-1][:, 0] @ W * prompts.query).sum(-1)
+    left = prompts.tokens[..., -1][:, 0] * prompts.target - own
     assert abs(float((left * own).mean())) < 5 * float((left * own).std() / 200_000**0.5)
     assert float(own.std()) > 0.5
 
@@ -58,12 +55,12 @@ def test_moments_of_a_linear_task(generator: torch.Generator) -> None:
 def test_one_task_a_prompt(generator: torch.Generator) -> None:
     """Without noise the d labelled tokens of a prompt fix w, and w gives the label of the query."""
     prompts = LinearTask.isotropic(3, noise=0).sample(11, 3, generator)
-    w = torch.linalg.solve(prompts.x, prompts.y[..., None])[..., 0]
+    w = torch.linalg.solve(prompts.tokens[..., :-1], prompts.tokens[..., -1][..., None])[..., 0]
     assert torch.allclose((w * prompts.query).sum(-1), prompts.target, atol=1e-9)
 
 
 def test_a_singular_sigma_stays_in_its_range(generator: torch.Generator) -> None:
-    x = TASKS[2].sample(5, 7, generator).x
+    x = TASKS[2].sample(5, 7, generator).tokens
     assert torch.allclose(x[..., 0], x[..., 1])
 
 

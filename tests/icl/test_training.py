@@ -51,16 +51,16 @@ def test_outputs_and_derivatives_are_autograds_on_the_same_tokens(name: str, len
     own = [default_weights(task.dim, generator).uv() for _ in range(2)]
     prompts = task.sample(4, length, generator)
     theta = torch.stack([prompts.query @ uv.U[:, :-1].mT for uv in own], dim=1)
-    found = respond(prompts, theta, torch.stack([uv.V[-1] for uv in own]))
+    outputs, by_value, by_theta = respond(prompts, theta, torch.stack([uv.V[-1] for uv in own]))
     for model, kind in enumerate(KINDS):
         U, V = (part.clone().requires_grad_() for part in (own[model].U, own[model].V))
         output = predict(UV(U, V), prompts, kind)
         for i in range(4):
             by_U, by_V = torch.autograd.grad(output[i], (U, V), retain_graph=True)
-            theirs = torch.outer(found.by_theta[i, model], prompts.query[i])
+            theirs = torch.outer(by_theta[i, model], prompts.query[i])
             torch.testing.assert_close(by_U[:, :-1], theirs, atol=1e-12, rtol=1e-10)
-            torch.testing.assert_close(by_V[-1], found.by_value[i, model], atol=1e-12, rtol=1e-10)
-        torch.testing.assert_close(found.output[:, model], output.detach(), atol=1e-12, rtol=1e-10)
+            torch.testing.assert_close(by_V[-1], by_value[i, model], atol=1e-12, rtol=1e-10)
+        torch.testing.assert_close(outputs[:, model], output.detach(), atol=1e-12, rtol=1e-10)
 
 
 def test_batches_are_whole_however_they_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,32 +130,33 @@ def test_training_reaches_the_least_risk_of_linear_attention():
     found = train(task, 20, steps=2000, rate=0.06, batch=512, seed=1, **FEW)
     length, budget = 20, 1.0 + 0.1
     best = 1.1 - 2 / 2 / (1 + 1 / length + 2 * budget / length)
-    uv = found.parameters["linear"].uv()
-    assert 2 * float(risk(task, uv, length, "linear")) == pytest.approx(best, rel=0.01)
-    assert set(found.final["status"]) == {"ok"}
-    assert list(found.curve["step"].unique()) == list(found.distance["step"])
-    assert found.distance["distance2"].iloc[0] == 0
+    (row,) = found["final"].query("model == 'linear'").to_dict("records")
+    weights = OVKQ(*(np.reshape(row[name], (3, 3)) for name in "OVKQ"))
+    assert 2 * float(risk(task, weights, length, "linear")) == pytest.approx(best, rel=0.01)
+    assert set(found["final"]["status"]) == {"ok"}
+    assert list(found["curve"]["step"].unique()) == list(found["distance"]["step"])
+    assert found["distance"]["distance2"].iloc[0] == 0
 
 
 def test_other_tasks_train():
     """Training lowers the loss, and a nonlinear task trains."""
     found = train(TASK, 8, steps=150, rate=0.1, batch=64, **FEW)
-    assert found.final["Q"].map(len).eq(16).all()
-    losses = found.curve[found.curve["model"] == "linear"].set_index("step")["loss"].dropna()
+    assert found["final"]["Q"].map(len).eq(16).all()
+    losses = found["curve"][found["curve"]["model"] == "linear"].set_index("step")["loss"].dropna()
     assert losses.iloc[-1] < losses.iloc[0]
     nonlinear = train(OtherTask(es.Cube(2), torch.relu), 8, steps=5, **FEW)
-    assert set(nonlinear.final["status"]) == {"ok"}
+    assert set(nonlinear["final"]["status"]) == {"ok"}
 
 
 def test_divergence_stops_with_step_loss_and_advice_and_the_other_goes_on():
     found = train(TASK, 4, steps=400, rate=0.3, batch=16, bound=50.0, **FEW)
-    lost = found.final[found.final["status"] == "diverged"]
+    lost = found["final"][found["final"]["status"] == "diverged"]
     assert len(lost) >= 1
     assert (lost["loss"] > 50).all()
     assert (lost["step"] <= 400).all()
     said = r"diverged: loss .* at step \d+, above the bound 50; try a rate below 0.3"
     assert lost["advice"].str.contains(said).all()
-    assert found.curve["mse"].isna().any()
+    assert found["curve"]["mse"].isna().any()
 
 
 def test_one_model_may_diverge_alone():

@@ -99,7 +99,7 @@ def test_lemma_e_1_holds() -> None:
     infinite = gradient_flow(task, start, math.inf, times=times)
     for length in (20, 10**4):
         finite = gradient_flow(task, start, length, times=times)
-        bound, sharper, beta, curvature = flow_bounds(task, finite, infinite, 3)
+        bound, sharper, beta, curvature = flow_bounds(task, length, finite, infinite, 3)
         distance = np.linalg.norm(finite.states - infinite.states, axis=1)
         assert (distance <= sharper * (1 + 1e-6) + 1e-9).all()
         assert (sharper <= bound * (1 + 1e-12)).all()

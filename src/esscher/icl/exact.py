@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from esscher.icl.layer import KINDS, Block, Floats, Parameters, as_uv
+from esscher.icl.layer import KINDS, Block, Floats, Parameters
 from esscher.icl.quadrature import Rule, error_functions, product_rule, score_law
 from esscher.icl.tasks import LinearTask, Task
 from esscher.inputs import as_count
@@ -184,7 +184,7 @@ def _check(
         )
     if kind not in KINDS:
         raise ValueError(f"kind: expected one of {', '.join(KINDS)}, got {kind!r}")
-    dim = int(as_uv(params).U.shape[0]) - 1
+    dim = int(params.uv().U.shape[0]) - 1
     if dim != task.dim:
         raise ValueError(f"params and task: the layer takes d = {dim}, the task has d = {task.dim}")
     return task, as_length(length)

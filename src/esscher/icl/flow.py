@@ -76,10 +76,9 @@ def start_block(task: LinearTask, alpha: Any = None, theta: Any = None) -> Block
     )
     if alpha >= high or own >= nothing > 0.5 * task.noise:
         warnings.warn(
-            f"alpha = {alpha:g}: expected one below sqrt(2) / (d^(1/4) max(||Sigma||,"
-            f" ||Sigma||^(1/2))) = {high:g}, as Theorem 5.2 does, and a risk at the start, here"
-            f" {own:.3g}, below that of no weights, {nothing:.3g}: the flow may not reach the Bayes"
-            " risk",
+            f"alpha = {alpha:g}: expected one below {high:g}, as Theorem 5.2 does, and a risk at"
+            f" the start, here {own:.3g}, below that of no weights, {nothing:.3g}: the flow may not"
+            " reach the Bayes risk",
             stacklevel=2,
         )
     return start
@@ -109,7 +108,7 @@ def flow_limit(task: LinearTask, start: Block, length: Any = math.inf) -> Block:
     values, vectors = torch.linalg.eigh(task.sigma)
     basis = vectors[:, values > SINGULAR * values[-1]]
     rank = min(basis.shape[1], int(torch.linalg.matrix_rank(task.query_sigma)))
-    if task.shifted and rank < task.dim:
+    if rank < task.dim and not torch.equal(task.query_sigma, task.sigma):
         raise ValueError(
             "query_sigma: expected both covariances invertible where they differ; otherwise the"
             " limit is not known"
@@ -144,8 +143,6 @@ class Flow:
     states: Floats
     risks: Floats
     gradients: Floats
-    length: float | int
-    kind: str
     converged: bool
     start: Parameters
 
@@ -156,10 +153,6 @@ class Flow:
     @property
     def end(self) -> Any:
         return self.at(-1)
-
-    @property
-    def final_risk(self) -> float:
-        return float(self.risks[-1])
 
 
 def flow_times(until: Any = 1e4, points: int = 120) -> Floats:
@@ -222,7 +215,7 @@ def gradient_flow(
     gradients = np.array([np.linalg.norm(flatten(slope)) for _, slope in found])
     converged = stopped or bool(gradients[-1] <= tolerance)
     states = np.array(known)
-    return Flow(grid, states, risks, gradients, length, kind, converged, start)
+    return Flow(grid, states, risks, gradients, converged, start)
 
 
 def _weight_hessian(weights: OVKQ, gradient: Callable[[Parameters], tuple[float, Any]]) -> Floats:

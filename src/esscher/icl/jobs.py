@@ -4,6 +4,7 @@ columns of their tables.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,11 +46,7 @@ WORDS = {
     "mse": ("log", "mean squared error", "Mean squared error of the query's noisy label."),
     "status": ("words", "status", "ok, or what went wrong."),
     "step": ("int log", "step", "Steps of training so far; where a model diverged, that step."),
-    "loss": (
-        "log",
-        "loss",
-        "Mean loss of the batches since the last record; at the end, the last.",
-    ),
+    "loss": ("log", "loss", "Mean over the batches since the last record; at the end, the last."),
     "distance2": ("log", "squared distance", "Squared distance of the two models' parameters."),
     "advice": ("word", "advice", "What happened to a model that diverged, and what helps."),
     "O": ("list", "O", "Output map, flattened."),
@@ -60,11 +57,7 @@ WORDS = {
     "end": ("log", "end of the block form", "Error where the flow of the block form ends."),
     "weights2": ("log", "distance of the weights", "Squared distance between (o, V, K, Q)."),
     "product2": ("log", "distance of the products", "Squared distance of value times score maps."),
-    "undone": (
-        "float",
-        "undone",
-        "Share of the variation of the weights' log distance that the flow undoes; 0: monotone.",
-    ),
+    "undone": ("float", "undone", "Share of the log distance's variation that the flow undoes."),
     "starts": ("int", "starts", "First weights, the same for both models."),
     "p": ("log", "p", "Exact two-sided sign test over the starts that differ."),
     "against": ("words", "against", "linear attention on the same prompt, or the limit of both."),
@@ -136,15 +129,16 @@ CONCENTRATED = _declared(
 )
 
 
+def _check(spec: Spec) -> None:
+    """A mistake in a covariance is told before anything is computed."""
+    for covariance in spec.covariances:
+        spec.task(covariance)
+
+
 def _units(spec: Spec, name: str = "length") -> list[Unit]:
     """Every covariance and length, short prompts first: they take the least time."""
-    for covariance in spec.covariances:
-        spec.task(covariance)  # a mistake is told before anything is computed
-    return [
-        {"covariance": covariance, name: length}
-        for length in spec.lengths
-        for covariance in spec.covariances
-    ]
+    both = itertools.product(spec.lengths, spec.covariances)
+    return [{"covariance": covariance, name: length} for length, covariance in both]
 
 
 def _joined(shards: Sequence[Shard], name: str) -> pd.DataFrame:
@@ -154,27 +148,18 @@ def _joined(shards: Sequence[Shard], name: str) -> pd.DataFrame:
 
 def _train_units(spec: TrainSpec) -> list[Unit]:
     """Short prompts first; the seeds of a length one after the other."""
-    units = _units(spec)
-    return [
-        unit | {"seed": seed}
-        for length in spec.lengths
-        for seed in range(spec.seeds)
-        for unit in units
-        if unit["length"] == length
-    ]
+    every = itertools.product(spec.lengths, range(spec.seeds), spec.covariances)
+    return [{"covariance": name, "length": length, "seed": seed} for length, seed, name in every]
 
 
 def _train_unit(spec: TrainSpec, unit: Unit) -> dict[str, Any]:
     """Train one pair; the seed alone decides the first weights, so all lengths and covariances
     share them.
     """
-    training = train(
-        spec.task(unit["covariance"]),
-        unit["length"],
-        spec.model_copy(update={"seed": spec.seed + unit["seed"]}),
-        prompt_seed=spec.unit_seed(unit),
-    )
-    return {name: getattr(training, name).assign(**unit) for name in TRAINED}
+    seeded = spec.model_copy(update={"seed": spec.seed + unit["seed"]})
+    task, prompts = spec.task(unit["covariance"]), spec.unit_seed(unit)
+    tables = train(task, unit["length"], seeded, prompt_seed=prompts)
+    return {name: table.assign(**unit) for name, table in tables.items()}
 
 
 def _flow_unit(spec: FlowSpec, unit: Unit) -> dict[str, Any]:
@@ -193,16 +178,15 @@ def _stability_units(spec: StabilitySpec) -> list[Unit]:
     """Every setting for the first starts, then for the next: a run that is stopped has all
     settings.
     """
-    units = _units(spec)
-    return [
-        unit | {"first": first} for first in range(0, spec.starts, spec.block) for unit in units
-    ]
+    firsts = range(0, spec.starts, spec.block)
+    return [unit | {"first": first} for first in firsts for unit in _units(spec)]
 
 
 def _stability_unit(spec: StabilitySpec, unit: Unit) -> dict[str, Any]:
     """Flow both models from each start of the unit."""
     task, length = spec.task(unit["covariance"]), unit["length"]
-    grid = np.geomspace(FIRST * spec.training, spec.until, spec.times - 1)
+    until = max(spec.until, spec.training)
+    grid = np.geomspace(FIRST * spec.training, until, spec.times - 1)
     times = np.union1d(grid, [0.0, spec.training])
     trained = int(np.searchsorted(times, spec.training))
     last = min(unit["first"] + spec.block, spec.starts)
@@ -264,28 +248,24 @@ def _concentration_unit(spec: ConcentrationSpec, unit: Unit) -> dict[str, Any]:
 def _concentration_tables(spec: ConcentrationSpec, shards: Sequence[Shard]) -> dict[str, Any]:
     """errors; curves (rms and standard error); rates (fitted exponents with intervals); bounds."""
     errors, exact = _joined(shards, "errors"), _joined(shards, "exact")
-    curves: list[pd.DataFrame] = []
-    rates: list[dict[str, Any]] = []
-
-    def append(key: dict[str, Any], curve: ErrorCurve) -> None:
-        fit = fit_rate(curve, raise_on_failure=False)
-        shown = pd.DataFrame({"n": curve.n, "rms": curve.rms, "stderr": curve.stderr})
-        curves.append(shown.assign(**key))
-        low, high = fit.interval
-        found = {"exponent": fit.exponent, "low": low, "high": high, "constant": fit.constant}
-        rates.append(key | found | {"status": fit.status.code, "reason": fit.status.text})
-
     keys = ["covariance", "against", "metric"]
+    known: dict[tuple[Any, ...], ErrorCurve] = {}
     for key, part in errors.groupby(keys, sort=False):
         samples = part.pivot_table(index="repeat", columns="n", values="squared")
-        lengths = samples.columns.to_numpy(np.int64)
-        curve = ErrorCurve.from_repeats(lengths, samples.to_numpy(np.float64))
-        append(dict(zip(keys, key, strict=True)), curve)
+        n = samples.columns.to_numpy(np.int64)
+        known[key] = ErrorCurve.from_repeats(n, samples.to_numpy(np.float64))
     for key, part in exact.groupby(keys[:2], sort=False):
-        ordered = part.sort_values("n")
-        lengths, values = ordered["n"].to_numpy(np.int64), ordered["error"].to_numpy()
-        curve = ErrorCurve(lengths, values, "exact", "risk_gradient")
-        append(dict(zip(keys, (*key, "risk_gradient"), strict=True)), curve)
+        n, values = part.sort_values("n")[["n", "error"]].to_numpy().T
+        known[*key, "risk_gradient"] = ErrorCurve(n.astype(np.int64), values, "exact", "error")
+    curves, rates = [], []
+    for key, curve in known.items():
+        place: dict[str, Any] = dict(zip(keys, key, strict=True))
+        shown = pd.DataFrame({"n": curve.n, "rms": curve.rms, "stderr": curve.stderr})
+        curves.append(shown.assign(**place))
+        fit = fit_rate(curve, raise_on_failure=False)
+        place |= {"exponent": fit.exponent, "low": fit.interval[0], "high": fit.interval[1]}
+        place |= {"constant": fit.constant, "status": fit.status.code, "reason": fit.status.text}
+        rates.append(place)
     weights, lengths = _first_weights(spec), sorted(spec.lengths)
     limits = [
         bounds(spec.task(name), weights, lengths, spec.seed).assign(covariance=name)
@@ -300,8 +280,10 @@ def _concentration_tables(spec: ConcentrationSpec, shards: Sequence[Shard]) -> d
     }
 
 
-TRAIN = Job("icl-train", TrainSpec, _train_units, _train_unit, columns=lambda _: TRAINED)
-FLOW = Job("icl-flow", FlowSpec, _units, _flow_unit, columns=lambda _: FLOWED)
+TRAIN = Job(
+    "icl-train", TrainSpec, _train_units, _train_unit, columns=lambda _: TRAINED, check=_check
+)
+FLOW = Job("icl-flow", FlowSpec, _units, _flow_unit, columns=lambda _: FLOWED, check=_check)
 STABILITY = Job(
     "icl-stability",
     StabilitySpec,
@@ -309,6 +291,7 @@ STABILITY = Job(
     _stability_unit,
     _stability_tables,
     columns=lambda _: STARTS,
+    check=_check,
 )
 CONCENTRATION = Job(
     "icl-concentration",
@@ -317,4 +300,5 @@ CONCENTRATION = Job(
     _concentration_unit,
     _concentration_tables,
     columns=lambda _: CONCENTRATED,
+    check=_check,
 )

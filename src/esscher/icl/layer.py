@@ -97,20 +97,6 @@ class Block:
 Parameters = UV | OVKQ | Block
 
 
-def as_uv(params: Parameters) -> UV:
-    """Any of the parametrisations as (U, V), or a ValueError when the shapes do not fit."""
-    if not isinstance(params, Parameters):
-        raise ValueError(f"params: expected UV, OVKQ or Block, got {type(params).__name__}")
-    uv = params.uv()
-    e = uv.U.shape[0]
-    if uv.U.shape != (e, e) or uv.V.shape != (e, e) or e < 2:
-        raise ValueError(
-            f"params: expected U and V square of one size d + 1 >= 2, got {tuple(uv.U.shape)} and"
-            f" {tuple(uv.V.shape)}"
-        )
-    return uv
-
-
 def tensors(params: Parameters) -> list[Tensor]:
     """The tensors of a parametrisation, in the order of its fields."""
     return [getattr(params, field.name) for field in fields(params)]
@@ -150,7 +136,7 @@ def predict(params: Parameters, prompts: Prompts, kind: str = "softmax") -> Floa
     """
     if kind not in KINDS:
         raise ValueError(f"kind: expected one of {', '.join(KINDS)}, got {kind!r}")
-    uv = as_uv(params)
+    uv = params.uv()
     tokens, z_q = prompts.tokens, prompts.query_token
     own, dim = uv.U.shape[0] - 1, prompts.query.shape[-1]
     if own != dim:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
 from esscher.errors.montecarlo.spec import read_ladder
 from esscher.runs import RunSpec, register
@@ -124,19 +124,10 @@ class StabilitySpec(_Task, RunSpec):
         description="time of training, twice rate times steps: who has not arrived then is stuck",
     )
     until: float = Field(
-        default=1e5, gt=0, le=1e9, description="time at which a flow ends, to see who arrives later"
+        default=1e5, gt=0, le=1e9, description="a later time at which flows end: who arrives then"
     )
     times: int = Field(default=100, ge=2, le=10**5, description="times at which a flow is recorded")
     block: int = Field(default=5, ge=1, le=10**6, description="starts in a unit of work")
-
-    @model_validator(mode="after")
-    def _ordered(self) -> StabilitySpec:
-        if self.until < self.training:
-            raise ValueError(
-                f"until: expected a time of at least that of training, {self.training:g}, got"
-                f" {self.until:g}"
-            )
-        return self
 
 
 class ConcentrationSpec(_Task, RunSpec):

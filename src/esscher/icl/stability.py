@@ -163,15 +163,12 @@ def backtracking(distance: pd.DataFrame) -> pd.DataFrame:
 
 
 def verdict(flows: pd.DataFrame) -> pd.DataFrame:
-    """A row for each setting, then one for all, from a table with covariance, length, seed, model
-    and status: is training linear attention less stable?
+    """A row for each setting, then one for all: is training linear attention less stable, as [S],
+    appendix A.2, finds? From a table with covariance, length, seed, model and status.
 
-    [S], appendix A.2: "training softmax attention architectures appears to be more stable". A start
-    is *stuck* for a model when its error after the paper's training time is more than 5 % above
-    where the block form ends (``ABOVE``). Both models have the same starts, so only
-    starts stuck for one model and not for the other tell them apart: ``only_linear`` and
-    ``only_softmax`` count them; in the last row, starts stuck in more settings for one model than
-    for the other. ``p``, of the last row alone, is the exact two-sided sign test of these.
+    Both models have the same starts, so only starts stuck for one model and not for the other tell
+    them apart: ``only_linear`` and ``only_softmax`` count them; in the last row, starts stuck in
+    more settings for one model than for the other, and ``p``, the exact two-sided sign test.
     """
     stuck = (
         flows.assign(stuck=flows["status"] != "ok")

@@ -27,14 +27,6 @@ class Prompts:
     w: Float[Tensor, "B d"] | None = None
 
     @property
-    def x(self) -> Float[Tensor, "B L d"]:
-        return self.tokens[..., :-1]
-
-    @property
-    def y(self) -> Float[Tensor, "B L"]:
-        return self.tokens[..., -1]
-
-    @property
     def query_token(self) -> Float[Tensor, "B e"]:
         """(x_q, 0): the query with its label masked."""
         return torch.nn.functional.pad(self.query, (0, 1))
@@ -102,11 +94,6 @@ class LinearTask:
     def with_queries(self, query_sigma: Any) -> LinearTask:
         """The same prompts with queries N(0, ``query_sigma``) [S, Remark 4.1]."""
         return LinearTask(self.sigma, self.task_cov, self.noise, query_sigma)
-
-    @property
-    def shifted(self) -> bool:
-        """Whether the query's law is not that of the prompt."""
-        return not torch.equal(self.query_sigma, self.sigma)
 
     def sample(self, batch: Any, length: Any, generator: torch.Generator | None = None) -> Prompts:
         """``batch`` prompts of ``length`` tokens, each with its own w; the query's label is noisy

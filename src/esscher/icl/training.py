@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -66,20 +65,11 @@ def batches(
             yield [drawn.part(step * batch, (step + 1) * batch)]
 
 
-class Responses(NamedTuple):
-    """Outputs f of softmax and linear attention on the same prompts, (B, 2), and df/dc, df/dtheta,
-    (B, 2, e), at the value direction c and theta = U z_q.
-    """
-
-    output: Tensor
-    by_value: Tensor
-    by_theta: Tensor
-
-
 def respond(
     prompts: Prompts, theta: Float[Tensor, "B 2 e"], value: Float[Tensor, "2 e"]
-) -> Responses:
-    """The outputs on prompts at given weights, softmax attention's first.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Outputs f of softmax and linear attention on the same prompts, (B, 2), and df/dc, df/dtheta,
+    (B, 2, e), at the value direction c and theta = U z_q.
 
     softmax: f = sum_j p_j c^T z_j,  df/dc = sum_j p_j z_j,
              df/dtheta = sum_j p_j (c^T z_j) z_j - f df/dc
@@ -93,23 +83,7 @@ def respond(
     centred = weighted - weighted.sum(dim=-1, keepdim=True) * p
     parts = [p, scores[:, 1:] / length, centred, values[:, 1:] / length]
     by_value, by_theta = (torch.cat(parts, dim=1) @ z).chunk(2, dim=1)
-    return Responses((value * by_value).sum(dim=-1), by_value, by_theta)
-
-
-@dataclass(frozen=True)
-class Training:
-    """The tables of a training; models are "softmax" and "linear".
-
-    ``curve``: step, model, loss (mean over the batches since the last record), mse and its stderr
-    on fresh prompts. ``distance``: step, squared distance between the parameters of the two models.
-    ``final``: a row per model: mse and stderr, status ("ok" or "diverged"), step, loss, advice; O,
-    V, K, Q flattened.
-    """
-
-    curve: pd.DataFrame
-    distance: pd.DataFrame
-    final: pd.DataFrame
-    parameters: dict[str, OVKQ]
+    return (value * by_value).sum(dim=-1), by_value, by_theta
 
 
 def train(
@@ -119,13 +93,18 @@ def train(
     *,
     prompt_seed: int | None = None,
     **changes: Any,
-) -> Training:
+) -> dict[str, pd.DataFrame]:
     """Train softmax and (1/L) linear attention on the same prompts of ``length`` tokens from the
     same weights.
 
     ``changes`` are fields of ``TrainSpec``, the paper's unless given: ``train(task, 20, steps=4000,
     rate=0.02)``. The task and the length are those given here. The seed decides the weights and,
     unless ``prompt_seed`` is given, the prompts. A model that diverges stops, the other goes on.
+
+    Tables: ``curve``: step, model, loss (mean over the batches since the last record), mse and its
+    stderr on fresh prompts. ``distance``: step, squared distance between the parameters of the two
+    models. ``final``: a row per model: mse and stderr, status ("ok" or "diverged"), step, loss,
+    advice; O, V, K, Q flattened.
     """
     spec = TrainSpec(**changes) if spec is None else spec
     pair = Pair(task, as_count(length, "length"), spec, prompt_seed)
@@ -136,9 +115,9 @@ def train(
         losses = pair.advance(stop - done)
         done = stop
         mse, stderr = pair.evaluate(spec.evaluation)
+        loss = losses.mean(axis=0) if len(losses) else [np.nan, np.nan]
         for model, kind in enumerate(KINDS):
-            loss = float(losses[:, model].mean()) if len(losses) else np.nan
-            row = {"step": done, "model": kind, "loss": loss}
+            row = {"step": done, "model": kind, "loss": float(loss[model])}
             curve.append(row | {"mse": mse[model], "stderr": stderr[model]})
         distance.append({"step": done, "distance2": pair.distance()})
         if None not in pair.diverged:
@@ -146,20 +125,20 @@ def train(
     mse, stderr = pair.evaluate(spec.final_evaluation)
     final = []
     for model, kind in enumerate(KINDS):
-        at, loss, weights = pair.diverged[model], pair.last[model], pair.parameters(model)
+        at, last, weights = pair.diverged[model], pair.last[model], pair.parameters(model)
         advice = ""
         if at is not None:
             advice = (
-                f"{kind} attention diverged: loss {loss:.3g} at step {at}, above the bound"
+                f"{kind} attention diverged: loss {last:.3g} at step {at}, above the bound"
                 f" {spec.bound:g}; try a rate below {spec.rate:g} (such as {spec.rate / 4:.2g}),"
                 " another seed, longer prompts or larger batches"
             )
         row = {"model": kind, "mse": mse[model], "stderr": stderr[model]}
         row |= {"status": "ok" if at is None else "diverged", "step": done if at is None else at}
-        row |= {"loss": loss, "advice": advice}
+        row |= {"loss": last, "advice": advice}
         final.append(row | {name: getattr(weights, name).flatten().tolist() for name in "OVKQ"})
-    parameters = {kind: pair.parameters(model) for model, kind in enumerate(KINDS)}
-    return Training(pd.DataFrame(curve), pd.DataFrame(distance), pd.DataFrame(final), parameters)
+    tables = {"curve": curve, "distance": distance, "final": final}
+    return {name: pd.DataFrame(rows) for name, rows in tables.items()}
 
 
 class Pair:
@@ -208,7 +187,7 @@ class Pair:
                 advance(self.begun / self.spec.steps)
         return losses
 
-    def _respond(self, prompts: Prompts) -> Responses:
+    def _respond(self, prompts: Prompts) -> tuple[Tensor, Tensor, Tensor]:
         o, V, K, Q = self.weights
         theta = prompts.query @ (K.mT @ Q[..., :-1]).mT  # (2, B, e)
         return respond(prompts, theta.transpose(0, 1), (o[:, None] @ V)[:, 0])
@@ -221,12 +200,12 @@ class Pair:
         o, V, K, Q = self.weights
         loss, by_c, by_U = np.zeros(2), torch.zeros_like(o), torch.zeros_like(Q[..., :-1])
         for prompts in batch:
-            found = self._respond(prompts)
-            error = found.output - prompts.target[:, None]
+            output, by_value, by_theta = self._respond(prompts)
+            error = output - prompts.target[:, None]
             loss += (error**2).sum(dim=0).numpy() / self.spec.batch
             slope = (2.0 / self.spec.batch * error)[..., None]
-            by_c += (slope * found.by_value).sum(dim=0)
-            by_U += (slope * found.by_theta).permute(1, 2, 0) @ prompts.query
+            by_c += (slope * by_value).sum(dim=0)
+            by_U += (slope * by_theta).permute(1, 2, 0) @ prompts.query
         by_o, by_V = (V @ by_c[..., None])[..., 0], o[..., None] * by_c[:, None]
         by_Q = torch.nn.functional.pad(K @ by_U, (0, 1))
         return loss, [by_o, by_V, Q[..., :-1] @ by_U.mT, by_Q]
@@ -237,7 +216,7 @@ class Pair:
         for a model that has stopped.
         """
         squares = [
-            (self._respond(part).output - part.target[:, None]) ** 2
+            (self._respond(part)[0] - part.target[:, None]) ** 2
             for part in next(batches(self.task, self.length, prompts, 1, self.fresh))
         ]
         values = torch.cat(squares).numpy()
@@ -252,7 +231,7 @@ class Pair:
 
     def parameters(self, model: int) -> OVKQ:
         """The weights of a model."""
-        o, V, K, Q = (part[model].clone() for part in self.weights)
+        o, V, K, Q = (part[model] for part in self.weights)
         return OVKQ(torch.cat([self.output[:-1], o[None]]), V, K, Q)
 
 

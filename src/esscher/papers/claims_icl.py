@@ -24,7 +24,7 @@ from esscher.icl.tasks import LinearTask
 from esscher.intervals import Interval, t_quantile
 from esscher.papers import rules
 from esscher.papers.claim import Decision, Picture, Rows, Tables, claim
-from esscher.papers.rules import above, below, decided, exponent, inside, line, need, points
+from esscher.papers.rules import above, below, decided, exponent, inside, need, points
 
 Floats = npt.NDArray[np.float64]
 COVARIANCES = ("isotropic", "kms:0.5")
@@ -36,12 +36,8 @@ COVARIANCES = ("isotropic", "kms:0.5")
 def measure_limit(
     mean: float, rank: int, dim: int, tokens: int, repeats: int, rng: np.random.Generator
 ) -> Rows:
-    """Attention on many Gaussian tokens compared with V(m + Gamma K^T Q z), for random matrices and
-    Gamma of the given rank.
-
-    ``slope``: the factor by which the formula has to be multiplied to fit the outputs best.
-    ``spread``: the variance of the outputs of queries from the law of the tokens over that of Lemma
-    2.1.
+    """Attention on many Gaussian tokens against V(m + Gamma K^T Q z), random matrices: the factor
+    that fits the formula best, and the variance of the outputs over that of Lemma 2.1.
     """
     queries = 400
     root = rng.standard_normal((dim, rank)) / np.sqrt(rank)
@@ -74,16 +70,10 @@ def linear_limit(tables: Tables, slope: float, spread: float) -> Decision:
         {f"mean {m:g}, rank {rank:g}": rules.mean_interval(own[name]) for (m, rank), own in groups}
         for name in ("slope", "spread")
     )
-    x = range(len(slopes))
-    series = [
-        points("slope", x, slopes.values()),
-        points("variance of the outputs", x, spreads.values()),
-        line("1", x, 1.0),
-    ]
     return decided(
         need("slope against the formula", slopes, inside, 1 - slope, 1 + slope),
         need("variance over the lemma's", spreads, inside, 1 - spread, 1 + spread),
-        picture=Picture(f"case: {'; '.join(slopes)}", "measured / Lemma 2.1", series),
+        x=f"case: {'; '.join(slopes)}",
     )
 
 
@@ -103,7 +93,7 @@ def bounded(tables: Tables, bounds: dict[str, str]) -> Decision:
     against the proved ones.
     """
     errors, proved = tables["concentration"]["errors"], tables["concentration"]["bounds"]
-    ratios, rates, series = {}, {}, []
+    ratios, rates = {}, {}
     for (metric, name), covariance in itertools.product(bounds.items(), COVARIANCES):
         place = f"covariance == '{covariance}' and metric == '{metric}'"
         own = errors.query(f"{place} and against == 'limit'")
@@ -113,13 +103,12 @@ def bounded(tables: Tables, bounds: dict[str, str]) -> Decision:
         where = f"{metric}, {covariance}"
         rates[where] = Interval(*(end - promised for end in fit))
         for (n, error), height in zip(found.items(), ceiling, strict=True):
-            ratios[f"{where}, L = {n:.0f}"] = Interval(*(end / height for end in error))
-        series += [points(where, [*found], found.values())]
-        series += [line(f"{name}, {covariance}", [*found], ceiling)]
+            ratios[where, n] = Interval(*(end / height for end in error))
     return decided(
         need("error / bound", ratios, below, 1.0),
         need("exponent less the proved one", rates, above, 0.0),
-        picture=Picture("prompt length L", "root mean square error", series, log="xy"),
+        x="prompt length L",
+        log="xy",
     )
 
 
@@ -130,7 +119,7 @@ claim("s-19-gradients")(bounded)
 @claim("s-20-near-linear")
 def nears_linear(tables: Tables, fall: float) -> Decision:
     errors, exact = tables["concentration"]["errors"], tables["concentration"]["exact"]
-    series, falls, rises = [], {}, {}
+    falls, rises = {}, {}
     for covariance in COVARIANCES:
         place = f"covariance == '{covariance}' and against == 'linear'"
         drawn = rms_by_length(errors.query(f"{place} and metric == 'output'"))
@@ -142,12 +131,10 @@ def nears_linear(tables: Tables, fall: float) -> Decision:
             )
             steps = (after.low - before.high for before, after in itertools.pairwise(found))
             rises[where] = max(steps)
-            series.append(points(where, [*drawn], found))
-    y = "softmax minus linear attention, rms"
     return decided(
         need("last difference / first", falls, below, fall),
         need("rise from one length to the next beyond the intervals", rises, below, 0.0),
-        picture=Picture("prompt length L", y, series, log="xy"),
+        x=f"difference: {'; '.join(falls)}",
     )
 
 
@@ -179,17 +166,13 @@ def exponent_gap(inner: pd.DataFrame, outer: pd.DataFrame) -> Interval:
 
 @claim("s-26-query-inside")
 def query_inside(tables: Tables, same: float) -> Decision:
-    gaps, series, told = {}, [], []
+    gaps, told = {}, []
     for point in sorted(tables["inside"]["errors"]["point"].unique()):
         both = [tables[name]["errors"].query(f"point == {point}") for name in ("inside", "outside")]
         gaps[f"point {point}"] = exponent_gap(*both)
         told.append(" and ".join(f"{exponent(own, 'l2', int(point)).value:.3f}" for own in both))
-        for name, own in zip(("inside", "outside"), both, strict=True):
-            found = rms_by_length(own)
-            series.append(points(f"{name}, point {point}", [*found], found.values()))
     return decided(
         need("exponent inside minus outside", gaps, inside, -same, same),
-        picture=Picture("tokens n", "root mean square error", series, log="xy"),
         note=f"exponents inside and outside, by horizon: {'; '.join(told)}",
     )
 
@@ -247,7 +230,7 @@ def measure_ends(
         moved = math.sqrt(float(np.sum((end - first) ** 2)) + float(flow.end.v - start.v) ** 2)
         size = math.sqrt(float(np.sum(U**2)) + v * v)
         setting = {"dim": dim, "rank": rank, "length": L, "case": case, "alpha": alpha}
-        found = {"distance": away / size, "moved": moved / size, "risk": flow.final_risk}
+        found = {"distance": away / size, "moved": moved / size, "risk": flow.risks[-1]}
         rows.append({"what": "ends", **setting, **found})
     return rows
 
@@ -281,17 +264,9 @@ def end_part(rows: pd.DataFrame, close: float) -> rules.Part:
 
 def flows_end(tables: Tables, close: float) -> Decision:
     own = tables["flows"]["evidence"]
-    x, moved = range(len(own)), own["moved"].to_numpy(float)
-    series = [
-        points("distance to the printed limit", x, np.maximum(own["distance"], 1e-16)),
-        points("way from the start", x, moved),
-        line("close", x, close),
-    ]
-    return decided(
-        end_part(own, close),
-        picture=Picture("flow", "relative distance", series, log="y"),
-        note=f"they moved by {moved.min():.2g} to {moved.max():.2g}",
-    )
+    moved = own["moved"].to_numpy(float)
+    note = f"they moved by {moved.min():.2g} to {moved.max():.2g}"
+    return decided(end_part(own, close), x="flow", note=note)
 
 
 claim("s-24-finite-linear", measure_flows)(flows_end)
@@ -305,14 +280,12 @@ def bayes(tables: Tables, close: float, ends: float) -> Decision:
     own = rows[rows["what"] == "risks"].assign(share=lambda table: table["risk"] / table["zero"])
     by_case = own.pivot_table(index=["dim", "case"], columns="length", values="share")
     shares, lengths = by_case.to_numpy(float), by_case.columns.to_numpy(float)
-    series = [points(f"task {place}", lengths, row) for place, row in enumerate(shares)]
-    y = "risk where the flow ends / risk of the answer 0"
     left = {f"task {place}": share for place, share in enumerate(shares[:, -1])}
     return decided(
         need(f"risk left on {lengths[-1]:.0f} tokens", left, below, ends),
         need("its largest step with L", np.diff(shares, axis=1).max(), below, 0.0),
         end_part(rows[rows["what"] == "ends"], close),
-        picture=Picture("prompt length L", y, series, log="xy"),
+        x="task",
     )
 
 
@@ -345,20 +318,13 @@ def risks(tables: Tables, near: float) -> Decision:
         f"{covariance}, L = {length}, seed {seed}": Interval(one, one - off, one + off)
         for ((covariance, length, seed), one), off in zip(value.items(), error, strict=True)
     }
-    series = [
-        line(f"{model}, {name}", own.index.get_level_values("length"), own[model] - NOISE)
-        for name, own in ends.groupby("covariance")
-        for model in (*MODELS, "bayes")
-    ]
-    x = fit.index.get_level_values("length")
-    series += [points(f"{model}, trained", x, mse[model] - NOISE) for model in MODELS]
     return decided(
         need("softmax above linear after training, share", ratios, above, 0.0),
         need("softmax less linear where flows end, smallest", gap.min(), above, 0.0),
         need("linear less Bayes, smallest", over_bayes.min(), above, 0.0),
         need("largest step of the gap with L", steps.max(), below, 0.0),
         need("error at the largest L", last.to_numpy().max(), below, (1 + near) * NOISE),
-        picture=Picture("prompt length L", "mean squared error above the noise", series, log="xy"),
+        x="training",
         note=f"{len(fit)} of {len(pairs)} trainings reach the end of the flow",
     )
 
@@ -368,14 +334,10 @@ def anisotropic(tables: Tables, more: float) -> Decision:
     ends = tables["flow"]["final"].query("model in @MODELS")
     excess = (ends.set_index(["model", "length", "covariance"])["mse"] - NOISE).unstack()
     ratio = excess["kms:0.5"] / excess["isotropic"]
-    ratios = {f"{model}, L = {length}": value for (model, length), value in ratio.items()}
-    series = [
-        points(str(model), own.index.get_level_values("length"), own)
-        for model, own in ratio.groupby("model")
-    ]
     return decided(
-        need("excess error, anisotropic / isotropic", ratios, above, more),
-        picture=Picture("prompt length L", "anisotropic / isotropic", series, log="x"),
+        need("excess error, anisotropic / isotropic", ratio.to_dict(), above, more),
+        x="prompt length L",
+        log="x",
         note=f"the ratio lies between {ratio.min():.4f} and {ratio.max():.4f}",
     )
 
@@ -395,17 +357,12 @@ def weight_distance(tables: Tables) -> Decision:
     steps = {}
     for short, long in itertools.pairwise(by_start.columns):
         changes = (by_start[long] - by_start[short]).dropna().groupby(level="seed").mean()
-        unknown = Interval(math.nan, -math.inf, math.inf)
         name = f"L = {short} to {long}, {len(changes)} starts"
-        steps[name] = rules.mean_interval(changes) if len(changes) else unknown
+        steps[name] = rules.mean_interval(changes) if len(changes) else rules.UNKNOWN
     told = "; ".join(f"{np.exp(step.value):.2g} from {name}" for name, step in steps.items())
-    series = []
-    for covariance, own in by_start.groupby(level="covariance", sort=True):
-        found = np.exp([rules.mean_interval(own[length].dropna()) for length in own])
-        series.append(points(f"{covariance}, geometric mean", [*own], found))
     return decided(
         need("log change of the squared distance", steps, below, 0.0),
-        picture=Picture("prompt length L", "squared distance of the weights", series, log="xy"),
+        x=f"step: {'; '.join(steps)}",
         note=f"factors where neither model is stuck: {told}",
     )
 

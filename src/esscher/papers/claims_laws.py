@@ -182,11 +182,9 @@ def uniform(tables: Tables, half: list[float], few: float, most: float) -> Decis
 
 def measure_support(square: int, rng: np.random.Generator) -> Rows:
     """Root mean square errors for tokens at -r and r on the line, r^2 = ``square``, the chance p of
-    r from e^-14 to 1/2. They are exact sums over the binomial number k of tokens at r among n.
-
-    A = V = 1: at the query x the error is that of r tanh(r x + ln(k/(n-k))/2) against r tanh(r x +
-    ln(p/(1-p))/2). The uniform error takes the worst |x| <= r; the moment is the mean output of the
-    tokens themselves.
+    r from e^-14 to 1/2: exact sums over the binomial number k of tokens at r among n. A = V = 1:
+    at x the error is that of r tanh(r x + ln(k/(n-k))/2) against r tanh(r x + ln(p/(1-p))/2), and
+    the uniform one that of the worst |x| <= r; the moment is the mean output of the tokens.
     """
     r = math.sqrt(square)
     x = np.linspace(-r, r, 41)
@@ -275,11 +273,9 @@ LAWS: dict[str, Measure] = {
 
 def measure_draws(law: str, n: int, repeats: int, rng: np.random.Generator) -> Rows:
     """A row for each prompt of n tokens: the squared error, one coordinate of the error in units of
-    its deviation, and the size of the error.
-
-    ``size`` = n (Gamma_n - Gamma)^T C^-1 (Gamma_n - Gamma), C the delta method's covariance;
-    ``own_size`` has for C/n the plug-in covariance of the prompt, sum_j p_j^2 (y_j - Gamma_n)(y_j -
-    Gamma_n)^T. ``bound``: the proved bound on the mean square.
+    its deviation, ``size`` = n (Gamma_n - Gamma)^T C^-1 (Gamma_n - Gamma), C the delta method's
+    covariance, ``own_size`` with the plug-in covariance of the prompt for C/n, and the proved
+    ``bound`` on the mean square.
     """
     known = LAWS[law]
     limit, C = known.tilted_mean(QUERY)[0].numpy(), delta_covariance(HEAD, known, QUERY)[0].numpy()
@@ -343,7 +339,8 @@ def variance(tables: Tables) -> Decision:
     )
     return decided(
         need("mean square / bound", found, below, 1.0),
-        picture=Picture("tokens n", "mean square error / bound", rules.series_of(found), log="x"),
+        x="tokens n",
+        log="x",
     )
 
 
@@ -428,11 +425,11 @@ def exact_error(tables: Tables, ratio: float, rounding: float) -> Decision:
     away = float((rows["ratio"][every] - 1).abs().max())
     groups = rows[~every].groupby(["law", "n"], sort=True)["ratio"]
     found = {(law, float(n)): rules.mean_interval(own) for (law, n), own in groups}
-    series = [*rules.series_of(found), line("1", sorted(set(rows["n"])), 1.0)]
     return decided(
         need("simulated / exact mean square", found, inside, 1 - ratio, 1 + ratio),
         need("relative distance of enumerated ones", away, below, rounding),
-        picture=Picture("tokens n", "simulated / exact mean square", series, log="x"),
+        x="tokens n",
+        log="x",
     )
 
 
@@ -465,20 +462,15 @@ def sharp_exponents(tables: Tables, gap: float) -> Decision:
         rows.append((int(dim), horizon, local[-1], usual, l2_exponent_rms(float(horizon))))
     found = pd.DataFrame(rows, columns=["dim", "horizon", "last", "usual", "sharp"])
     ratios, usual = (found[name] / found["sharp"] for name in ("last", "usual"))
-    names = [f"d = {d}, h = {h:g}" for d, h in zip(found["dim"], found["horizon"], strict=True)]
     told = []
     for when, ratio in (("over the last decade", ratios), ("from 10^3 to 10^4", usual)):
         far = found["horizon"][(ratio - 1).abs() > gap]
         where = f"horizons {far.min():g} to {far.max():g}" if len(far) else "no horizon"
         told.append(f"{when} {ratio.min():.2f} to {ratio.max():.2f}, too far at {where}")
-    series = []
-    for dim, own in found.groupby("dim"):
-        series.append(points(f"d = {dim}, last decade", own["horizon"], own["last"]))
-        series.append(points(f"d = {dim}, 10^3 to 10^4", own["horizon"], own["usual"]))
-    series.append(line("sharp (heuristic)", own["horizon"], own["sharp"]))
-    last = dict(zip(names, ratios, strict=True))
+    places = (f"d = {dim}" for dim in found["dim"])
+    last = dict(zip(zip(places, found["horizon"], strict=True), ratios, strict=True))
     return decided(
         need("slope / b over the last decade", last, inside, 1 - gap, 1 + gap),
-        picture=Picture("two-sided horizon h", "local exponent of the exact error", series),
+        x="two-sided horizon h",
         note=f"slope / b: {'; '.join(told)}",
     )

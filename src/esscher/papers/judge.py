@@ -65,9 +65,7 @@ def register(entry: str) -> Claim:
 
 
 def units(spec: EvidenceSpec) -> Iterator[Unit]:
-    """The parts. The file of a run cannot name code: an entry has to be registered. Workers import
-    what an entry names, since this was checked before they start.
-    """
+    """The parts. The file of a run cannot name code: an entry has to be registered."""
     if ":" in spec.claim and spec.claim not in CLAIMS:
         raise ValueError(
             f"claim: {spec.claim} is not registered; name it on the command line, or call"
@@ -180,8 +178,8 @@ def _tested(
 
 
 def _seconds(run: Run) -> float:
-    """Seconds from the last start of a run to its end."""
-    if run.manifest.ended is None or not run.manifest.starts:
-        return 0.0
-    begun = datetime.fromisoformat(run.manifest.starts[-1].started)
-    return round(max((datetime.fromisoformat(run.manifest.ended) - begun).total_seconds(), 0.0), 1)
+    """Seconds from the last start of a complete run to its end."""
+    begun, ended = map(
+        datetime.fromisoformat, (run.manifest.starts[-1].started, str(run.manifest.ended))
+    )
+    return round(max((ended - begun).total_seconds(), 0.0), 1)

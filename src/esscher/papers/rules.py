@@ -5,7 +5,7 @@ shares, means, rank correlations, rates fitted to stored errors; and series of p
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from esscher.errors.rate import fit_rate
 from esscher.intervals import Interval
 from esscher.papers.claim import Decision, Picture, Series, Verdict
 
+UNKNOWN = Interval(np.nan, -np.inf, np.inf)
 LEVEL = 0.999
 """Level of the intervals that decide, high so that another seed seldom changes a verdict."""
 
@@ -52,12 +53,26 @@ def all_of(verdicts: Iterable[Verdict]) -> Verdict:
 
 @dataclass(frozen=True)
 class Part:
-    """A number that a claim needs somewhere, such as above 0.5, and the verdict on it."""
+    """A number that a claim needs somewhere, such as above 0.5, and the verdict on it. ``cases``:
+    what was found in every case, drawn beside ``bounds`` where a claim has no picture of its own.
+    """
 
     what: str
     found: Interval
     must: str
     verdict: Verdict
+    cases: Mapping[Any, Interval] = field(default_factory=dict)
+    bounds: Sequence[float] = ()
+
+    def picture(self, x: str, log: str) -> Picture:
+        """Cases by (label, x), a series for each label; others by their number."""
+        placed = {
+            key if isinstance(key, tuple) and len(key) == 2 else ("found", i): one
+            for i, (key, one) in enumerate(self.cases.items())
+        }
+        ends = [float(pick(at for _, at in placed)) for pick in (min, max)] if placed else []
+        lines = [line(f"{bound:g}", ends, bound) for bound in self.bounds]
+        return Picture(x, self.what, [*series_of(placed), *lines], log)
 
 
 Found = float | Interval | Mapping[Any, float | Interval]
@@ -74,7 +89,7 @@ def need(what: str, found: Found, rule: Callable[..., Verdict], *bounds: float) 
     words = "between" if rule is inside else rule.__name__
     must = f"{words} {' and '.join(f'{bound:g}' for bound in bounds)}"
     if not several:
-        return Part(what, Interval(np.nan, -np.inf, np.inf), must, "undecided")
+        return Part(what, UNKNOWN, must, "undecided")
 
     def badness(name: Any) -> float:
         value = several[name].value
@@ -90,16 +105,22 @@ def need(what: str, found: Found, rule: Callable[..., Verdict], *bounds: float) 
         several[worst],
         must,
         all_of(rule(one, *bounds) for one in several.values()),
+        several,
+        bounds,
     )
 
 
-def decided(*parts: Part, picture: Picture, note: str = "") -> Decision:
-    """The decision that parts make together; it rests on the first part that decides."""
+def decided(
+    *parts: Part, picture: Picture | None = None, x: str = "case", log: str = "", note: str = ""
+) -> Decision:
+    """The decision that parts make together; it rests on the first part that decides. Without a
+    picture of its own: the cases of the first part against ``x``.
+    """
     verdict = all_of(part.verdict for part in parts)
     effect = next((part for part in parts if part.verdict == verdict), parts[0])
     told = [f"{part.what} = {shown(part.found)}, needed {part.must}" for part in parts]
     reason = "; ".join([*told, note] if note else told)
-    return Decision(verdict, effect.what, effect.found, reason, picture)
+    return Decision(verdict, effect.what, effect.found, reason, picture or parts[0].picture(x, log))
 
 
 # ---- Estimates with their intervals
