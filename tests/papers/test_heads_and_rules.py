@@ -122,6 +122,20 @@ def test_a_decision_rests_on_the_part_that_decides_and_tells_the_worst_of_severa
     assert need("nothing", {}, above, 0.0).verdict == "undecided"
 
 
+def test_without_a_picture_the_cases_of_the_first_part_are_drawn() -> None:
+    """By label and place, or by their number, beside the bounds."""
+    found = {("a", 10): Interval(0.9, 0.8, 1.0), ("a", 100): 0.7, ("b", 10): 0.6}
+    picture = decided(need("share", found, inside, 0.5, 1.0), x="tokens", log="x").picture
+    assert (picture.x, picture.y, picture.log) == ("tokens", "share", "x")
+    assert [one.label for one in picture.series] == ["a", "b", "0.5", "1"]
+    first, *_, last = picture.series
+    assert (list(first.x), list(first.y), list(first.low)) == ([10, 100], [0.9, 0.7], [0.8, 0.7])
+    assert (list(last.x), list(last.y), last.line) == ([10, 100], [1.0, 1.0], True)
+    numbered = decided(need("gap", {"first": 1.0, "second": 2.0}, above, 0.0)).picture
+    assert list(numbered.series[0].x) == [0, 1]
+    assert decided(need("nothing", {}, above, 0.0)).picture.series == []
+
+
 def test_a_stored_interval_is_widened_to_the_level_that_decides() -> None:
     value, low, high = widened(1.0, 1.0 - 1.959964, 1.0 + 2 * 1.959964)
     assert (value, low, high) == pytest.approx((1.0, 1.0 - 3.290527, 1.0 + 2 * 3.290527), abs=1e-5)

@@ -149,15 +149,13 @@ class Pair:
     did, None before. Prompts for evaluation come from a generator of their own.
     """
 
-    def __init__(
-        self, task: Task, length: int, spec: TrainSpec, prompt_seed: int | None = None
-    ) -> None:
+    def __init__(self, task: Task, length: int, spec: TrainSpec, seed: int | None = None) -> None:
         self.task, self.length, self.spec = task, length, spec
         start = default_weights(task.dim, torch.Generator().manual_seed(spec.seed))
         self.output = start.O  # only its last row acts and is trained
         parts = (start.O[-1], start.V, start.K, start.Q)
         self.weights = [torch.stack([part, part]) for part in parts]
-        seed = spec.seed if prompt_seed is None else prompt_seed
+        seed = spec.seed if seed is None else seed  # of the prompts
         generator = torch.Generator().manual_seed(seed % 2**63)
         self.drawn = batches(task, length, spec.batch, spec.steps, generator)
         self.fresh = torch.Generator().manual_seed((seed + 1) % 2**63)

@@ -334,9 +334,7 @@ def normality(tables: Tables, distance: float) -> Decision:
 
 @claim("t-29-variance")
 def variance(tables: Tables) -> Decision:
-    found = by_law(
-        tables, lambda part: rules.mean_interval(part["squared"] / part["bound"].iloc[0])
-    )
+    found = by_law(tables, lambda own: rules.mean_interval(own["squared"] / own["bound"]))
     return decided(
         need("mean square / bound", found, below, 1.0),
         x="tokens n",

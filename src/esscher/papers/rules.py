@@ -63,6 +63,7 @@ class Part:
     verdict: Verdict
     cases: Mapping[Any, Interval] = field(default_factory=dict)
     bounds: Sequence[float] = ()
+    title: str = ""
 
     def picture(self, x: str, log: str) -> Picture:
         """Cases by (label, x), a series for each label; others by their number."""
@@ -72,7 +73,7 @@ class Part:
         }
         ends = [float(pick(at for _, at in placed)) for pick in (min, max)] if placed else []
         lines = [line(f"{bound:g}", ends, bound) for bound in self.bounds]
-        return Picture(x, self.what, [*series_of(placed), *lines], log)
+        return Picture(x, self.title, [*series_of(placed), *lines], log)
 
 
 Found = float | Interval | Mapping[Any, float | Interval]
@@ -107,6 +108,7 @@ def need(what: str, found: Found, rule: Callable[..., Verdict], *bounds: float) 
         all_of(rule(one, *bounds) for one in several.values()),
         several,
         bounds,
+        what,
     )
 
 
