@@ -275,7 +275,7 @@ def test_a_missing_book_is_told_with_how_to_get_it(monkeypatch: pytest.MonkeyPat
         ({"limit": 0}, "greater than 0"),
         ({"max_tokens": 0}, "greater than 0"),
         ({"documents": "mixed"}, "'joined' or 'separate'"),
-        ({"packaged": "poems"}, "'prose', 'code' or 'legal'"),
+        ({"packaged": "poems"}, "'prose', 'code', 'legal' or 'bible'"),
         ({"txt": "a"}, "Extra inputs"),
     ],
 )

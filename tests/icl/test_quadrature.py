@@ -103,8 +103,9 @@ def test_cubature_is_exact_to_degree_five(dim: int) -> None:
 def ridge_loss(task: LinearTask, length: int, prompts: int, generator: torch.Generator) -> Floats:
     """Squared error of ridge regression done prompt by prompt."""
     batch = task.sample(prompts, length, generator)
-    gram = batch.x.mT @ batch.x + task.noise * torch.linalg.inv(task.task_cov)
-    w = torch.linalg.solve(gram, (batch.x.mT @ batch.y[..., None]))[..., 0]
+    x, y = batch.tokens[..., :-1], batch.tokens[..., -1:]
+    gram = x.mT @ x + task.noise * torch.linalg.inv(task.task_cov)
+    w = torch.linalg.solve(gram, x.mT @ y)[..., 0]
     return np.asarray(0.5 * ((w * batch.query).sum(-1) - batch.target) ** 2)
 
 
