@@ -23,7 +23,7 @@ from esscher.hf.capture import example_inputs, expected_layers, forward, refusal
 from esscher.hf.checkpoint import read_config, resolve, stored_as, weight_files
 from esscher.hf.gguf import skeleton
 from esscher.hf.gradients import DRAWS
-from esscher.hf.loading import Loaded, outline_of, positions, task_of
+from esscher.hf.loading import Loaded, outline_model, positions, task_of
 from esscher.probe.job import check_asked
 from esscher.probe.session import Session, session_on, window_length
 from esscher.probe.spec import KEYS, ProbeSpec
@@ -168,7 +168,9 @@ def describe(
     files = weight_files(source, None) if Path(source.where).exists() else []
     costs = None
     if cost and reason is None and layers is not None and seen:
-        loaded = outline_of(source, config, revision, with_head=asked.pool != "corpus")
+        loaded = outline_model(
+            model, revision=revision, with_head=asked.pool != "corpus", weights=False
+        )
         if loaded is not None:
             costs = estimate_cost(loaded, asked, source.file is not None)
     return ModelDescription(

@@ -359,21 +359,13 @@ def test_a_sink_may_stop() -> None:
     assert not capturing._SESSIONS
 
 
-def test_cross_attention_is_computed_and_not_shown() -> None:
+def test_an_encoder_decoder_is_refused_and_its_encoder_is_not() -> None:
     family = next(family for family in FAMILIES if family.name == "bart")
-    model = build(family.config, family.options)
-    inputs = {
-        **inputs_of(family),
-        "decoder_input_ids": torch.randint(3, 61, (BATCH, family.tokens)),
-    }
-    with torch.no_grad():
-        expected = model(**inputs, use_cache=False).last_hidden_state
-    names: list[str] = []
-    with capture(model, lambda captured: names.append(captured.name)) as report, torch.no_grad():
-        out = model(**inputs, use_cache=False).last_hidden_state
-    assert torch.equal(out, expected)
-    assert (len(names), report.expected, report.cross) == (5, 5, 2)
-    assert all(name.endswith("self_attn") for name in names)
+    for name in ("AutoModel", "AutoModelForSeq2SeqLM"):
+        model = build(family.config, family.options, name)
+        with pytest.raises(ValueError, match=r"is an encoder-decoder; give model.get_encoder\(\)"):
+            caught(model, inputs_of(family))
+        assert len(caught(model.get_encoder(), inputs_of(family))) == 3
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -387,7 +379,7 @@ def test_models_of_which_nothing_would_be_captured_are_refused(name: str) -> Non
 
 @pytest.mark.parametrize(
     ("layers", "message"),
-    [([2], "layers 0 to 1, got 2"), ([-1], "got -1"), ([], "got none at all")],
+    [([2], r"layers 0 to 1, got \[2\]"), ([-1], r"got \[-1\]"), ([], r"got \[\]")],
 )
 def test_layers_out_of_range_are_refused(layers: list[int], message: str) -> None:
     family, model = model_of("bert")

@@ -62,7 +62,7 @@ def test_attention_is_that_of_the_same_model_in_safetensors(name: str, tmp_path:
     path = write_gguf(tmp_path / "model.gguf", name, model)
     loaded, plain = load_model(path), load_model(tmp_path / "folder")
     assert (loaded.name, loaded.weights) == ("model", "GGUF F32")
-    assert plain.weights == "safetensors float32"
+    assert plain.weights == "safetensors F32"
     assert loaded.shapes == plain.shapes
     assert loaded.sha256 == sha256_of([path])
     for mine, theirs in zip(attention(loaded.model), attention(plain.model), strict=True):
@@ -105,8 +105,8 @@ def test_weights_are_those_that_were_written(kind: str, tmp_path: Path) -> None:
     model = model_of("llama")
     path = write_gguf(tmp_path / "model.gguf", "llama", model, kind)
     loaded = load_model(path)
-    said = {"F32": "", "F16": " and F32, read as float32", "BF16": " and F32, read as float32"}
-    assert loaded.weights == f"GGUF {kind}{said.get(kind, ', dequantised to float32')}"
+    said = f"GGUF {kind} and F32, read as float32"
+    assert loaded.weights == ("GGUF F32" if kind == "F32" else said)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
     raw = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
     for key, weights in loaded.model.state_dict().items():
@@ -136,7 +136,7 @@ def test_the_dtype_that_is_wanted_is_made(tmp_path: Path) -> None:
         write_gguf(tmp_path / "model.gguf", "llama", model_of("llama"), "Q8_0"), dtype="bfloat16"
     )
     assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.bfloat16}
-    assert loaded.weights == "GGUF Q8_0, dequantised to bfloat16"
+    assert loaded.weights == "GGUF Q8_0 and F32, read as bfloat16"
 
 
 def test_what_lies_beside_the_file_is_not_read(tmp_path: Path) -> None:
@@ -332,8 +332,8 @@ def test_half_precision_is_said(tmp_path: Path) -> None:
     model = model_of("llama")
     model.to(torch.bfloat16).save_pretrained(tmp_path)
     model.to(torch.float32)
-    assert load_model(tmp_path).weights == "safetensors bfloat16, read as float32"
-    assert load_model(tmp_path, dtype="bfloat16").weights == "safetensors bfloat16"
+    assert load_model(tmp_path).weights == "safetensors BF16, read as float32"
+    assert load_model(tmp_path, dtype="bfloat16").weights == "safetensors BF16, read as bfloat16"
 
 
 def test_a_probe_reads_a_file_and_is_resumed_elsewhere(
@@ -344,7 +344,7 @@ def test_a_probe_reads_a_file_and_is_resumed_elsewhere(
     settings = {"window": 32, "max_tokens": 128, "queries": 4, "layers": (0,), "heads": (0,)}
     made = es.probe("model.gguf", prose()[0], out=tmp_path / "run", **settings)
     about = made.table("about").iloc[0]
-    assert about["weights"] == "GGUF Q8_0, dequantised to float32"
+    assert about["weights"] == "GGUF Q8_0 and F32, read as float32"
     assert about["model_sha256"] == sha256_of([path])
     monkeypatch.chdir("/")
     again = es.probe(path, prose()[0], out=tmp_path / "run", **settings)

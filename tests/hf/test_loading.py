@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from esscher.hf.loading import Loaded, load_model, outline_model, wrap_model
-from esscher.hf.package import OFFLINE, why
 from tests.models.tiny import FAMILIES, REFUSED, Family, build, inputs_of, model_of
 
 safetensors = pytest.importorskip("safetensors.torch")
@@ -250,15 +249,6 @@ def test_a_model_object_is_wrapped_unchanged() -> None:
 def test_loading_says_nothing(bert: Path, capfd: pytest.CaptureFixture[str]) -> None:
     load_model(bert)
     assert capfd.readouterr() == ("", "")
-
-
-def test_where_the_hub_is_not_asked_the_message_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    cause = OSError("We couldn't connect to the hub")
-    for name in OFFLINE:
-        monkeypatch.delenv(name, raising=False)
-    assert "OFFLINE" not in why(cause)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert why(cause).endswith("HF_HUB_OFFLINE is set, so the hub was not asked: unset it")
 
 
 # masks whose numbers these models ask for, and experts chosen by value

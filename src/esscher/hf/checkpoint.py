@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import math
 import os
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from esscher.hf.gguf import gguf_config, read_header
 from esscher.hf.package import (
@@ -27,8 +26,6 @@ from esscher.hf.package import (
 )
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
-# safetensors' names, and torch's
-FLOATS = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 @dataclass(frozen=True)
@@ -100,22 +97,10 @@ def written(name: Any) -> str:
     return str(name) if is_name else str(path.absolute())
 
 
-def as_read(name: Any) -> str:
-    """A model as a user is told of it while it is read."""
-    source = resolve(name)
-    if source.file is None:
-        return f"the model {source.shown}"
-    return (
-        f"{source.shown} ({source.file.stat().st_size / 1e6:.0f} MB of GGUF, to be dequantised;"
-        " half a minute for 100 MB)"
-    )
-
-
 def read_config(source: Source, revision: str | None = None) -> Any:
     """The configuration of a model, without its weights; a model that cannot be loaded as it is
     meant is refused here.
     """
-    package = transformers()
     if revision is not None and Path(source.where).exists():
         raise ValueError(
             f"revision: {source.shown} is on this machine and has no revisions, got {revision!r};"
@@ -123,12 +108,10 @@ def read_config(source: Source, revision: str | None = None) -> Any:
         )
     if source.file is not None:
         return gguf_config(source.file)
-    if source.folder is not None and not (source.folder / "config.json").is_file():
-        raise ValueError(
-            f"{source.where}: no config.json in this folder; {_file_instead(source.folder)}"
-        )
+    if source.folder is not None:
+        check_folder(source.folder, "config.json")
     with reading(source.where, revision) as options:
-        config = package.AutoConfig.from_pretrained(**options)
+        config = transformers().AutoConfig.from_pretrained(**options)
     settings = getattr(config, "quantization_config", None)
     if settings is not None:
         given = settings if isinstance(settings, dict) else vars(settings)
@@ -140,24 +123,20 @@ def read_config(source: Source, revision: str | None = None) -> Any:
     return config
 
 
-def check_folder(folder: Path) -> None:
-    """Refuse a folder without safetensors."""
-    if any(folder.glob("*.safetensors")):
+def check_folder(folder: Path, wanted: str) -> None:
+    """Refuse a folder without the configuration or without safetensors."""
+    if (folder / wanted).is_file() or (wanted != "config.json" and any(folder.glob("*.safetens*"))):
         return
-    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
-    if pickles:
-        raise ValueError(
-            f"{folder}: " + pickle_advice(f"the folder holds {pickles[0]} and no safetensors")
-        )
-    raise ValueError(f"{folder}: no model.safetensors in this folder; {_file_instead(folder)}")
-
-
-def _file_instead(folder: Path) -> str:
-    """What to give in place of a folder without safetensors."""
-    files = sorted(folder.glob("*.gguf"))
-    if files:
-        return f"give the file: {files[0]}"
-    return "expected a Hugging Face model with model.safetensors"
+    for path in sorted(folder.iterdir()):
+        if path.suffix == ".gguf":
+            raise ValueError(f"{folder}: no {wanted} in this folder; give the file: {path}")
+        if path.suffix in PICKLES and wanted != "config.json":
+            found = f"the folder holds {path.name} and no safetensors"
+            raise ValueError(f"{folder}: {pickle_advice(found)}")
+    raise ValueError(
+        f"{folder}: no {wanted} in this folder; expected a Hugging Face model with"
+        " model.safetensors"
+    )
 
 
 def weight_files(source: Source, revision: str | None) -> list[Path]:
@@ -166,22 +145,17 @@ def weight_files(source: Source, revision: str | None) -> list[Path]:
         return [source.file]
     if source.folder is not None:
         return sorted(source.folder.glob("*.safetensors"))
-    hub = importlib.import_module("transformers.utils.hub")
-    options = {"revision": revision, "_raise_exceptions_for_missing_entries": False}
+    hub = importlib.import_module("huggingface_hub")
+    names = ["model.safetensors", "model-*.safetensors"]
     try:
         with quiet():
-            single = hub.cached_file(source.where, "model.safetensors", **options)
-            if single is not None:
-                return [Path(single)]
-            index = hub.cached_file(source.where, "model.safetensors.index.json", **options)
-            shards = []
-            if index is not None:
-                shards, _ = hub.get_checkpoint_shard_files(source.where, index, revision=revision)
+            found = hub.snapshot_download(source.where, revision=revision, allow_patterns=names)
     except Exception as cause:
         raise ValueError(f"{source.where}: {why(cause)}") from cause
-    if not shards:
+    files = sorted(path for name in names for path in Path(found).glob(name))
+    if not files:
         raise ValueError(f"{source.where}: " + pickle_advice("the checkpoint has no safetensors"))
-    return [Path(shard) for shard in shards]
+    return files
 
 
 def sha256_of(files: list[Path]) -> str:
@@ -197,26 +171,20 @@ def sha256_of(files: list[Path]) -> str:
 
 
 def stored_as(files: list[Path], dtype: str | None = None) -> str:
-    """How the weights are stored and what they are read as: "GGUF Q4_1, dequantised to float32".
+    """How the weights are stored and what they are read as: "GGUF Q4_1 and F32, read as float32".
 
-    Types that hold most numbers come first; plain numbers beside quantised ones (norms) are not
-    named.
+    Types that hold most numbers come first.
     """
-    if len(files) == 1 and _is_gguf(files[0]):
-        kinds = read_header(files[0]).kinds()
-        packed = [kind for kind in kinds if kind not in FLOATS]
-        said = f"GGUF {' and '.join(packed or kinds)}"
-        if packed:
-            return said if dtype is None else f"{said}, dequantised to {dtype}"
-        kinds = [FLOATS[kind] for kind in kinds]
-    else:
-        counts: Counter[str] = Counter()
-        for file in files:
-            with importlib.import_module("safetensors").safe_open(file, framework="pt") as stream:
-                for name in stream.keys():  # noqa: SIM118, it is no mapping
-                    piece = stream.get_slice(name)
-                    counts[piece.get_dtype()] += int(torch.Size(piece.get_shape()).numel())
-        found = [kind for kind, _ in counts.most_common()]
-        kinds = [FLOATS.get(kind, kind) for kind in found if kind[0] not in "IU" and kind != "BOOL"]
-        said = f"safetensors {' and '.join(kinds)}"
-    return said if dtype is None or kinds == [dtype] else f"{said}, read as {dtype}"
+    counts: Counter[str] = Counter()
+    is_file = len(files) == 1 and _is_gguf(files[0])
+    for tensor in read_header(files[0]).tensors if is_file else ():
+        counts[tensor.tensor_type.name] += int(tensor.n_elements)
+    for file in () if is_file else files:
+        with importlib.import_module("safetensors").safe_open(file, framework="pt") as stream:
+            for name in stream.keys():  # noqa: SIM118, it is no mapping
+                piece = stream.get_slice(name)
+                counts[piece.get_dtype()] += math.prod(piece.get_shape())
+    kinds = " and ".join(kind for kind, _ in counts.most_common() if kind[0] not in "IU")
+    said = f"{'GGUF' if is_file else 'safetensors'} {kinds}"
+    plain = dtype is None or (kinds, dtype) == ("F32", "float32")
+    return said if plain else f"{said}, read as {dtype}"

@@ -9,11 +9,9 @@ attention the tests compare with the same model in safetensors.
 
 from __future__ import annotations
 
-import copy
 import functools
 import importlib
 import math
-from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,13 +31,6 @@ class GgufHeader(NamedTuple):
     architecture: str
     settings: dict[str, Any]
     tensors: list[Any]
-
-    def kinds(self) -> list[str]:
-        """Types of the tensors, those that hold most numbers first."""
-        counts: Counter[str] = Counter()
-        for tensor in self.tensors:
-            counts[tensor.tensor_type.name] += int(tensor.n_elements)
-        return [kind for kind, _ in counts.most_common()]
 
 
 def read_header(path: Path) -> GgufHeader:
@@ -102,12 +93,6 @@ FACTORS = "rope_freqs.weight"  # of llama: divisors of the rotary frequencies
 
 def gguf_config(path: Path) -> Any:
     """The configuration of the model in a file, compared with what the file says."""
-    found = path.stat()
-    return copy.deepcopy(_gguf_config(path, (found.st_ino, found.st_size, found.st_mtime_ns)))
-
-
-@functools.lru_cache(maxsize=1)  # transformers takes seconds to read it
-def _gguf_config(path: Path, _version: tuple[int, ...]) -> Any:
     header = read_header(path)
     kind = header.architecture
     if kind not in ARCHITECTURES:

@@ -130,8 +130,12 @@ def load_model(
     source, place, config = _source(name, revision, dtype, device)
     files = weight_files(source, revision)
     digest = sha256_of(files)
-    if source.packaged is not None:
-        source.packaged.check(digest)
+    known = source.packaged
+    if known is not None and digest != known.sha256:
+        raise ValueError(
+            f"{known.name}: {known.file} has sha256 {digest}, expected {known.sha256}; install it"
+            f" again: {known.install}"
+        )
     model = _weights(source, config, revision, DTYPES[dtype], _reader(source, config, with_head))
     model = _encoder(model).eval().to(place)
     tokenizer, reason = _tokenizer(source, revision)
@@ -153,19 +157,16 @@ def outline_model(
     dtype: str = "float32",
     device: str = "cpu",
     with_head: bool = False,
+    weights: bool = True,
 ) -> Loaded | None:
     """What :func:`load_model` would return, without weights: shapes, positions and tokenizer, from
     the configuration.
 
     None where the model does not run on shapes alone. A mistake that needs no weights to be seen
-    raises the ValueError that load_model raises.
+    raises the ValueError that load_model raises, also that there are none unless ``weights`` is
+    False.
     """
-    source, _, config = _source(name, revision, dtype, device)
-    return outline_of(source, config, revision, with_head)
-
-
-def outline_of(source: Source, config: Any, revision: str | None, with_head: bool) -> Loaded | None:
-    """The same from a configuration that was read."""
+    source, _, config = _source(name, revision, dtype, device, weights=weights)
     model = _encoder(skeleton(config, source.shown, _reader(source, config, with_head)))
     tokenizer, reason = _tokenizer(source, revision)
     known = {"name": source.shown, "revision": revision, "tokenizer_error": reason}
@@ -181,14 +182,10 @@ def wrap_model(model: Any, tokenizer: Any = None, *, name: str | None = None) ->
     """A model object the caller already has; its weights are hashed and checked, it is not moved or
     changed.
     """
+    model = _encoder(model)
     reason = refusal(model)
     if reason is not None:
         raise ValueError(f"model: {reason}")
-    model = _encoder(model)
-    if model.training:
-        raise ValueError(
-            f"model: {type(model).__name__} is in training mode; call model.eval() first"
-        )
     digest = hashlib.sha256()
     for key, tensor in sorted(model.state_dict().items()):
         digest.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -202,12 +199,12 @@ def wrap_model(model: Any, tokenizer: Any = None, *, name: str | None = None) ->
 
 def _encoder(model: Any) -> Any:
     """The encoder of an encoder-decoder; any other model itself."""
-    paired = getattr(model.config, "is_encoder_decoder", False) and hasattr(model, "get_encoder")
-    return model.get_encoder() if paired else model
+    paired = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    return model.get_encoder() if paired and hasattr(model, "get_encoder") else model
 
 
 def _source(
-    name: Any, revision: str | None, dtype: str, device: str
+    name: Any, revision: str | None, dtype: str, device: str, *, weights: bool = True
 ) -> tuple[Source, torch.device, Any]:
     """Where a model is, the device it goes to, and its configuration."""
     source = resolve(name)
@@ -221,8 +218,8 @@ def _source(
             f"device: {device!r} cannot be used here: {str(cause).splitlines()[0]}"
         ) from cause
     config = read_config(source, revision)
-    if source.folder is not None:
-        check_folder(source.folder)
+    if source.folder is not None and weights:
+        check_folder(source.folder, "model.safetensors")
     return source, place, config
 
 

@@ -10,7 +10,6 @@ import importlib.metadata
 import importlib.util
 import io
 import logging
-import os
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -19,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")  # with one of these the hub is not asked
 NOT_FOUND = ("not a local folder", "couldn't connect", "offline", "cannot find the requested")
 NO_FILE = ("no file named", "not appear to have", "not found")
 
@@ -101,16 +99,9 @@ def why(cause: Exception) -> str:
     if "safetensors" in low and any(words in low for words in NO_FILE):
         return pickle_advice("the checkpoint has no safetensors")
     if any(words in low for words in NOT_FOUND):
-        on = ("1", "on", "yes", "true")
-        told = [name for name in OFFLINE if os.environ.get(name, "").lower() in on]
-        if told:
-            return (
-                f"no such folder here, and not in the hub's cache; {told[0]} is set, so the hub was"
-                " not asked: unset it"
-            )
         return (
             "no such folder here, and not on the Hugging Face hub, not in its cache, or the hub"
-            " cannot be reached"
+            " cannot be reached (where HF_HUB_OFFLINE is set it is not asked)"
         )
     if "model type" in low and "does not recognize" in low:
         kind = text.split("`")[1] if "`" in text else "unknown"
@@ -147,32 +138,13 @@ class Packaged:
 
     def path(self) -> Path:
         """The file of the weights."""
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             package = importlib.metadata.distribution(self.distribution)
-        except importlib.metadata.PackageNotFoundError as cause:
-            raise ValueError(
-                f"{self.name}: this packaged model is not installed: {self.install}"
-            ) from cause
-        if package.version != self.version:
-            raise ValueError(
-                f"{self.name}: {self.distribution} is of version {package.version}: {self.install}"
-            )
-        files = [file for file in package.files or () if file.name == self.file]
-        path = Path(str(package.locate_file(files[0]))) if files else None
-        if path is None or not path.is_file():
-            raise ValueError(
-                f"{self.name}: {self.distribution} holds no {self.file} now; install it again:"
-                f" {self.install}"
-            )
-        return path
-
-    def check(self, digest: str) -> None:
-        """Refuse other weights under this name."""
-        if digest != self.sha256:
-            raise ValueError(
-                f"{self.name}: {self.file} has sha256 {digest}, expected {self.sha256}; install it"
-                f" again: {self.install}"
-            )
+            for file in package.files or ():
+                path = Path(str(package.locate_file(file)))
+                if file.name == self.file and path.is_file() and package.version == self.version:
+                    return path
+        raise ValueError(f"{self.name}: this packaged model is not installed: {self.install}")
 
 
 PACKAGED = (

@@ -113,9 +113,8 @@ class Session:
         found: dict[int, Tensor | None] = {}
         for maps in linear_maps(self.loaded.model, layers=self.layers):
             found[maps.layer] = None
-            if maps.affine and maps.wq is not None:
-                heads = self.loaded.shapes[maps.layer].heads
-                wq = maps.wq.double().reshape(heads, -1, maps.wq.shape[1])
+            if len(maps.maps) == 3:
+                wq = torch.stack(maps.maps["q"][0].double().chunk(maps.heads))
                 found[maps.layer] = (wq @ wq.mT).cpu()
         return found
 
