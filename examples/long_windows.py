@@ -24,7 +24,7 @@ def one(model: str, window: int) -> dict[str, float]:
     import torch
 
     import esscher as es
-    from esscher.hf.capture import without_cache
+    from esscher.hf.capture import accepted
     from esscher.probe.job import open_probe
     from esscher.probe.spec import ProbeSpec
 
@@ -44,7 +44,8 @@ def one(model: str, window: int) -> dict[str, float]:
     start = time.perf_counter()
     with torch.no_grad():
         context.loaded.model(
-            **context.inputs(context.queries.windows[:1]), **without_cache(context.loaded.model)
+            **context.inputs(context.queries.windows[:1]),
+            **accepted(context.loaded.model, use_cache=False),
         )
     forward = time.perf_counter() - start
     with tempfile.TemporaryDirectory() as folder:

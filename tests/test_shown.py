@@ -63,7 +63,7 @@ def test_a_run_in_words_and_its_budget(tmp_path: Path) -> None:
     assert "probe, complete" in lines[0]
     assert lines[-1] == str(run.path)
     assert not any(mark in run.summary() for mark in ("<", "&amp;"))
-    heavy = run.budget(0.1, rule="heavy")
+    heavy = run.budget(epsilon=0.1, rule="heavy")
     assert heavy.rule == "heavy"
     assert (heavy.caches["error"] <= 0.1 * (1 + 1e-6)).all()
     assert run.budget(total=300, rule="heavy").asked.total == 300

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from esscher.hf import package as packaged
-from esscher.hf.checkpoint import resolve, written
+from esscher.hf import checkpoint as packaged
+from esscher.hf.checkpoint import PACKAGED, Packaged, packaged_model, resolve, written
 from esscher.hf.loading import load_model
-from esscher.hf.package import PACKAGED, Packaged, packaged_model
 from tests.cli.commands import run
 
 pytest.importorskip("transformers")

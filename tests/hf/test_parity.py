@@ -7,7 +7,7 @@ import importlib
 import pytest
 import torch
 
-from esscher.hf.capture import Parity, parity
+from esscher.hf.capture import expected_layers, forward, parity
 from esscher.hf.loading import load_model
 from tests.models.tiny import FAMILIES, REFUSED, build, inputs_of, model_of
 
@@ -18,10 +18,10 @@ def test_outputs_are_equal_and_layers_are_counted(name: str, padded: bool) -> No
     family, model = model_of(name)
     found = parity(model, inputs_of(family, padded=padded))
     print(f"{name}: {found}")
-    assert found.max_difference <= 1e-6
-    assert found.relative <= 1e-6
-    assert found.holds
-    assert found.captured == found.expected == family.layers
+    assert found <= 1e-6
+    seen: list[int] = []
+    forward(model, inputs_of(family), lambda call: seen.append(call.layer))
+    assert len(seen) == expected_layers(model) == family.layers
 
 
 def test_the_packaged_model_is_at_parity_on_text() -> None:
@@ -29,8 +29,7 @@ def test_the_packaged_model_is_at_parity_on_text() -> None:
     texts = ["Attention is a weighted mean.", "How many tokens does attention need? " * 9]
     found = parity(loaded.model, dict(loaded.tokenizer(texts, padding=True, return_tensors="pt")))
     print(f"packaged model: {found}")
-    assert found.max_difference <= 1e-6
-    assert (found.captured, found.expected) == (6, 6)
+    assert found <= 1e-6
 
 
 def test_a_lost_mask_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,9 +42,7 @@ def test_a_lost_mask_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda **given: every.expand(-1, -1, given["q_length"], given["kv_length"]),
     )
     family, model = model_of("gpt2")
-    found = parity(model, inputs_of(family))
-    assert found.max_difference > 0.01
-    assert not found.holds
+    assert parity(model, inputs_of(family)) > 0.01
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -67,9 +64,3 @@ def test_layers_that_escape_are_refused(monkeypatch: pytest.MonkeyPatch) -> None
         ValueError, match="has 3 attention layers by its configuration, 2 were captured"
     ):
         parity(model)
-
-
-def test_small_and_large_outputs_hold_to_their_own_size() -> None:
-    assert Parity(5e-6, 1e-8, 2, 2).holds
-    assert Parity(1e-7, 1e-3, 2, None).holds
-    assert not Parity(5e-6, 2e-6, 2, 2).holds

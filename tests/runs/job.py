@@ -4,6 +4,7 @@ die.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import sys
@@ -113,6 +114,8 @@ def columns(spec: WalkSpec) -> dict[str, list[Column]]:
 
 
 def filled_in(spec: WalkSpec) -> WalkSpec:
+    if os.environ.get("ESSCHER_TEST_CANNOT_OPEN") and multiprocessing.parent_process() is not None:
+        raise OSError("no model here")
     return spec.model_copy(update={"steps": 7, "open_steps": False}) if spec.open_steps else spec
 
 

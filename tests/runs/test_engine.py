@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import shutil
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from esscher.runs import (
     RunError,
     RunIncomplete,
     RunInterrupted,
-    engine,
     execute,
     list_runs,
     load_run,
@@ -36,7 +34,6 @@ from esscher.runs import (
 from esscher.runs.executors import compute_remotely
 from esscher.runs.run import versions
 from esscher.runs.spec import digest
-from esscher.runs.tables import as_tables
 from tests.runs.job import SummarySpec, WalkSpec
 
 
@@ -330,20 +327,6 @@ def test_the_time_left_knows_what_units_cost(tmp_path: Path) -> None:
     assert (first.done, second.done) == (1, 2)
     assert first.seconds_left * first.rate == pytest.approx(5 / 3)
     assert second.seconds_left * second.rate == pytest.approx(2 * 4 / 4)
-
-
-def test_the_last_phase_is_not_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Making the final tables is said where it takes longer than a while, which is none here."""
-    said = threading.Event()
-    monkeypatch.setattr(engine, "_SILENCE", 0.0)
-    monkeypatch.setattr(engine, "as_tables", lambda made: said.wait(60) and as_tables(made))
-
-    def hear(progress: Progress) -> None:
-        if progress.message == "all units are done; making the final tables":
-            said.set()
-
-    assert execute(WalkSpec(), tmp_path / "run", progress=hear).status == "complete"
-    assert said.is_set()
 
 
 def test_what_a_spec_leaves_open_is_found_once(tmp_path: Path) -> None:

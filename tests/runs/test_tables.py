@@ -149,7 +149,6 @@ def test_a_tensor_is_a_column() -> None:
         ({"../evil": {"x": [1]}}, "small letters"),
         ({"": {"x": [1]}}, "small letters"),
         ({"t": {}}, "at least one column"),
-        ({"t": 3}, "Arrow table, a pandas frame"),
         ([1], "tables by name"),
         ({"t": pa.table([pa.array([1]), pa.array([2])], names=["a", "a"])}, "distinct"),
     ],

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from esscher.cli.options import OUTPUT
-from esscher.hf.package import PACKAGED
+from esscher.hf.checkpoint import PACKAGED
 from esscher.report.style import FORMATS
 from esscher.runs.errors import plain, printable
 

@@ -172,7 +172,7 @@ def _about(source: Source) -> pd.DataFrame:
         "layers": loaded.layers,
         "heads": loaded.heads,
         "kv_heads": loaded.kv_heads,
-        "parity": parity(loaded.model).max_difference,
+        "parity": parity(loaded.model),
         "text": ", ".join(corpus.text) or corpus.dataset or f"packaged {corpus.packaged}",
         "corpus_sha256": windows.sha256,
         "texts": len(source.texts),

@@ -23,7 +23,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 
 from esscher.corpus.spec import CorpusSpec
-from esscher.hf.package import quiet
+from esscher.hf.checkpoint import quiet
 
 # Files read out of a folder without a field; any other file is read when it is named itself.
 TEXTS = (
@@ -78,9 +78,7 @@ def _source(spec: CorpusSpec) -> Iterator[str]:
 
 
 def _folder_files(folder: Path, tables: bool) -> list[Path]:
-    """Files of a folder and below it in the order of their names: tables when a field is asked for,
-    else texts. Hidden names and folders behind symbolic links are left out.
-    """
+    """Visible files of a folder, by name: tables when a field is asked for, else texts."""
     wanted = set(TABLES) if tables else set(TEXTS.split())
     found = []
     for parent, folders, files in os.walk(folder):
@@ -94,9 +92,7 @@ def _folder_files(folder: Path, tables: bool) -> list[Path]:
 
 
 def _file(path: Path, spec: CorpusSpec, *, must: bool = True) -> Iterator[str]:
-    """The documents of one file: the whole text, or one per row of a table; ``must``: it may not be
-    empty.
-    """
+    """The whole text of a file, or the rows of a table; ``must``: it may not be empty."""
     is_table = path.suffix.lower() in TABLES
     if spec.field is not None and not is_table:
         raise ValueError(
@@ -133,9 +129,7 @@ def _encoding(spec: CorpusSpec) -> str:
 
 
 def _texts(place: str, rows: Iterable[Any], spec: CorpusSpec) -> Iterator[str]:
-    """The field ``text``, or the one asked for, of each row; a row may be a string, null is an
-    empty text.
-    """
+    """The field ``text``, or the one asked for, of each row; a row may be a string or null."""
     wanted, rows, number = spec.field or "text", iter(rows), 0
     while True:
         number += 1

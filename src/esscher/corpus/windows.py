@@ -167,13 +167,16 @@ def _around(tokenizer: Any, encode: Encode) -> tuple[list[int], list[int]]:
 def _tokenised(
     spec: CorpusSpec, encode: Encode, is_text: npt.NDArray[np.bool_]
 ) -> Iterator[tuple[str, npt.NDArray[np.int32]]]:
-    """Documents with their ids, until there are ``spec.max_tokens`` tokens of text; few documents
-    are tokenised together when few tokens are left to find.
-    """
+    """Documents with their ids, until there are ``spec.max_tokens`` tokens of text."""
     documents, most, found = read_documents(spec), spec.max_tokens, 0
     while most is None or found < most:
-        left = BATCH if most is None else 8 * (most - found)
-        texts = list(_some(documents, min(BATCH, left)))
+        left = BATCH if most is None else min(BATCH, 8 * (most - found))
+        texts: list[str] = []
+        for text in documents:
+            texts.append(text)
+            left -= len(text)
+            if left <= 0:
+                break
         if not texts:
             return
         for text, ids in zip(texts, encode(texts), strict=True):
@@ -184,12 +187,3 @@ def _tokenised(
             yield text, row
             if found == most:
                 return
-
-
-def _some(documents: Iterator[str], characters: int) -> Iterator[str]:
-    """The next documents, until they have so many characters."""
-    for text in documents:
-        yield text
-        characters -= len(text)
-        if characters <= 0:
-            return

@@ -1,7 +1,6 @@
 from .call import AttentionCall as AttentionCall
 from .capture import (
     CaptureReport as CaptureReport,
-    Parity as Parity,
     StopForward as StopForward,
     capture as capture,
     forward as forward,

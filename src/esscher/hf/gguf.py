@@ -18,15 +18,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from esscher.hf.package import gguf, quiet, reading, transformers
+from esscher.hf.checkpoint import gguf, quiet, reading, transformers
 
 CUT = "the file is cut off or damaged"
 
 
 class GgufHeader(NamedTuple):
-    """Settings and tensors of a file, as the package gguf reads them; of the tokenizer's lists only
-    their lengths.
-    """
+    """Settings and tensors of a file; of the tokenizer's lists only their lengths."""
 
     architecture: str
     settings: dict[str, Any]
@@ -34,9 +32,7 @@ class GgufHeader(NamedTuple):
 
 
 def read_header(path: Path) -> GgufHeader:
-    """The header of a file; a file that is damaged, or a part of a model, is a ValueError of one
-    line.
-    """
+    """The header of a whole file; a damaged one is a ValueError of one line."""
     found = path.stat()
     return _read_header(path, (found.st_ino, found.st_size, found.st_mtime_ns))
 
@@ -127,9 +123,7 @@ def gguf_config(path: Path) -> Any:
 
 
 def skeleton(config: Any, name: str, auto: str = "AutoModel") -> Any:
-    """The model of a configuration, without memory for its weights; ``auto``: the class of
-    transformers to make.
-    """
+    """The model of a configuration, by a class of transformers, without memory for its weights."""
     try:
         with quiet(), torch.device("meta"):
             made = getattr(transformers(), auto).from_config(config, trust_remote_code=False)
@@ -199,9 +193,7 @@ def _same(given: Any, made: Any) -> bool:
 
 
 def _check_tensors(path: Path, header: GgufHeader, model: Any) -> None:
-    """Refuse a file with numbers that have no place in the model, or a model with more than the
-    file has.
-    """
+    """Refuse a file that holds more or fewer numbers than its model."""
     factors = _factors(header)
     own = [t for t in header.tensors if t.name not in HEAD and t is not factors]
     held = sum(int(tensor.n_elements) for tensor in own)
@@ -227,9 +219,7 @@ def _factors(header: GgufHeader) -> Any | None:
 
 
 def divide_frequencies(path: Path, model: Any) -> None:
-    """Divide the rotary frequencies of a model by the factors in its file, which the reader leaves
-    out.
-    """
+    """Divide a model's rotary frequencies by the factors in its file."""
     factors = _factors(read_header(path))
     if factors is None:
         return
@@ -242,9 +232,7 @@ def divide_frequencies(path: Path, model: Any) -> None:
 
 
 def add_special_tokens(path: Path, tokenizer: Any) -> None:
-    """Let a tokenizer put the tokens before and after a text that its file says; the reader forgets
-    these.
-    """
+    """Let a tokenizer put the tokens before and after a text that its file says."""
     settings = read_header(path).settings
     begins = settings.get("tokenizer.ggml.model") == "llama"
     begins = begins or settings.get("tokenizer.ggml.pre") in BEGINS

@@ -71,9 +71,7 @@ def drawn_gradients(
 
 
 def _tapped(held: Prefilled, ids: Tensor, **watch: Any) -> tuple[Any, dict[int, Tensor]]:
-    """What the model returns, and by layer a zero that was added to its heads' outputs, to take
-    gradients at.
-    """
+    """The model's result, and by layer the zero added to its heads' outputs."""
     taps: dict[int, Tensor] = {}
 
     def tap(captured: AttentionCall, out: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from esscher.hf.call import AttentionCall
 from esscher.hf.capture import Sink, accepted, escaped, expected_layers, open_session
-from esscher.hf.package import transformers
+from esscher.hf.checkpoint import transformers
 from esscher.keep.rule import Rule
 
 Decide = Callable[[AttentionCall], "Kept | None"]
@@ -42,9 +42,7 @@ class Kept:
 
 @dataclass
 class Acted:
-    """Counts of an intervention: attention calls, calls that it changed, and pairs of a query and a
-    key that it dropped.
-    """
+    """Attention calls, those that were changed, and pairs of a query and a key dropped."""
 
     calls: int = 0
     changed: int = 0
@@ -100,9 +98,7 @@ def check_acted(acted: Acted, full: Tensor, kept: Tensor) -> None:
 
 
 def with_kept(captured: AttentionCall, kept: Kept) -> tuple[AttentionCall, int]:
-    """The call on the kept keys, and how many pairs of a query and a key were dropped; the call
-    itself where nothing changes.
-    """
+    """The call on the kept keys, and how many pairs of a query and a key were dropped."""
     queries, keys = captured.query.shape[2], captured.key.shape[2]
     seen = captured.visible(torch.arange(queries, device=captured.query.device))
     left = seen & kept.allowed
@@ -129,9 +125,7 @@ def with_kept(captured: AttentionCall, kept: Kept) -> tuple[AttentionCall, int]:
 
 
 def _nearest(seen: Bool[Tensor, "batch heads m keys"]) -> Bool[Tensor, "batch heads m keys"]:
-    """The key at each query's own place, or the last that it sees; the last queries stand at the
-    last keys.
-    """
+    """The key at each query's own place, or the nearest that it sees."""
     queries, keys = seen.shape[-2:]
     place = torch.arange(queries, device=seen.device) + keys - queries
     far = (torch.arange(keys, device=seen.device) - place[:, None]).abs().expand(seen.shape)

@@ -18,13 +18,14 @@ from esscher.hf.checkpoint import (
     Source,
     check_folder,
     read_config,
+    reading,
     resolve,
     sha256_of,
     stored_as,
+    transformers,
     weight_files,
 )
 from esscher.hf.gguf import add_special_tokens, divide_frequencies, skeleton
-from esscher.hf.package import reading, transformers
 
 Task = Literal["language", "classifier", "encoder"]
 TASKS: dict[str, Task] = {
@@ -101,14 +102,11 @@ def _auto_class(made: str) -> str:
 
 
 def _reader(source: Source, config: Any, with_head: bool) -> str:
-    """The class of transformers that reads a checkpoint; GGUF files hold language models and do not
-    say so.
-    """
-    if not with_head:
-        return "AutoModel"
-    if source.file is not None:
+    """The class of transformers that reads a checkpoint."""
+    if with_head and source.file is not None:  # GGUF holds language models and does not say so
         return "AutoModelForCausalLM"
-    return _auto_class(next(iter(getattr(config, "architectures", None) or ()), ""))
+    made = getattr(config, "architectures", None) if with_head else None
+    return _auto_class(made[0] if made else "")
 
 
 def load_model(
@@ -262,9 +260,7 @@ def _tokenizer(source: Source, revision: str | None) -> tuple[Any | None, str | 
 
 
 def _look(model: Any, tokenizer: Any, *, masked: bool = False, **known: Any) -> Loaded:
-    """Check the weights and run four tokens through: shapes and causality are seen, not read from a
-    configuration. ``masked``: with a mask that hides nothing. ``known``: other fields of Loaded.
-    """
+    """Check the weights and run four tokens through, to see shapes and causality."""
     name = known["name"]
     _check_finite(model, name)
     shapes: list[LayerShape] = []
@@ -316,9 +312,7 @@ def _check_finite(model: Any, name: str) -> None:
 
 
 def positions(model: Any, tokenizer: Any = None) -> int | None:
-    """Longest sequence the model takes, by its configuration and its tokenizer; None where there is
-    no limit.
-    """
+    """Longest sequence the model takes, or None; by its configuration and its tokenizer."""
     config = model.config.get_text_config()
     names = ("max_position_embeddings", "n_positions", "max_source_positions")
     found = [getattr(config, name, None) for name in names]

@@ -102,7 +102,7 @@ def compute(session: Session, unit: Unit) -> Mapping[str, Any]:
         return unit_moments(session, unit)
     found: dict[str, Any] = {}
     if unit == session.units[0]:
-        found["parity"] = [{"parity": parity(session.loaded.model).max_difference}]
+        found["parity"] = [{"parity": parity(session.loaded.model)}]
     if "heads" in unit:
         (layer,) = unit["layers"]
         found |= layer_tables(session, corpus_layer(session, layer, 0, unit["heads"]))

@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections import Counter, deque
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from esscher.runs.errors import (
     resume_command,
 )
 from esscher.runs.executors import (
-    Outcome,
+    Outcomes,
     Todo,
     Work,
     compute_here,
@@ -58,7 +57,6 @@ from esscher.runs.spec import (
 from esscher.runs.store import PAGE, Shards, Store, held
 from esscher.runs.tables import as_tables
 
-_SILENCE = 2.0  # seconds of making the final tables after which a message says so
 TRIES = 3  # of a unit that fails
 
 
@@ -83,10 +81,6 @@ def execute(
     """
     given = spec if isinstance(spec, RunSpec) else read_spec(spec)
     job = find_job(given.job)
-    if not isinstance(given, job.spec):
-        raise ValueError(
-            f"spec: job {job.name} expects a {job.spec.__name__}, got a {type(given).__name__}"
-        )
     refuse_foreign(Path(out))
     job.check(given)
     context = job.open(given) if opened is None else opened
@@ -179,9 +173,7 @@ def _check_unchanged(path: Path, previous: Manifest, hashes: dict[str, str]) -> 
 
 
 class _Writer:
-    """A run as it is on the disk: computes the pending units, makes the tables, and keeps the
-    manifest up to date.
-    """
+    """A run on the disk: computes pending units, makes tables, keeps the manifest."""
 
     def __init__(self, store: Store, context: Any, progress: Report | None) -> None:
         """``context``: what the job opened. Damaged shards are removed and named."""
@@ -229,16 +221,21 @@ class _Writer:
         return True
 
     def write(self, workers: int, dask: str | None) -> None:
-        """Compute and store; whatever stops it is written down if the disk allows, and raised with
-        the command to go on.
-        """
+        """Compute and store; what stops it is written down and raised with the command to go on."""
         path, total = self.store.path, len(self.units)
         (path / PAGE).unlink(missing_ok=True)  # it will be out of date
         self._begin(f"dask {dask}" if dask else f"{workers} processes" if workers > 1 else "")
         try:
             todo = deque((index, self.units[index]) for index in self.pending)
             if todo:
-                with contextlib.closing(self._outcomes(todo, workers, dask)) as outcomes:
+                work, tracker = Work(self.job, self.context, self.manifest.header), self.tracker
+                if dask is not None:
+                    outcomes = compute_on_cluster(work, todo, dask)
+                elif workers > 1:
+                    outcomes = compute_in_processes(work, todo, tracker, workers)
+                else:
+                    outcomes = compute_here(work, todo, tracker)
+                with contextlib.closing(outcomes):
                     self._compute(todo, outcomes)
             self._consolidate()
         except KeyboardInterrupt as cause:
@@ -255,18 +252,7 @@ class _Writer:
             self._stop("failed", describe(cause))
             raise
 
-    def _outcomes(
-        self, todo: Todo, workers: int, dask: str | None
-    ) -> Generator[Outcome | None, None, None]:
-        work = Work(self.job, self.context, self.manifest.header)
-        if dask is not None:
-            yield from compute_on_cluster(work, todo, dask)
-        elif workers > 1:
-            yield from compute_in_processes(work, todo, self.tracker, self.store.path, workers)
-        else:
-            yield from compute_here(work, todo, self.tracker)
-
-    def _compute(self, todo: Todo, outcomes: Iterable[Outcome | None]) -> None:
+    def _compute(self, todo: Todo, outcomes: Outcomes) -> None:
         """Do the pending units, each as often as it may fail."""
         tracker, failed = self.tracker, Counter[int]()
         for outcome in outcomes:
@@ -276,8 +262,7 @@ class _Writer:
             index, unit, reason = outcome.index, self.units[outcome.index], outcome.reason
             failed[index] += reason is not None
             if reason is None:
-                if outcome.data is not None:
-                    self.store.write_shard(index, outcome.data)
+                self.store.write_shard(index, outcome.data)
                 tracker.end(index)
             elif failed[index] < TRIES:
                 tracker.again(index)
@@ -285,25 +270,16 @@ class _Writer:
             else:
                 tracker.end(index, failed=True)
                 tracker.say(f"unit {index} {unit} failed {TRIES} times: {reason}")
-                trace = outcome.traceback
-                self.failures.append(
-                    Failure(index=index, unit=unit, reason=reason, traceback=trace)
-                )
+                told = {"reason": reason, "traceback": outcome.traceback}
+                self.failures.append(Failure(index=index, unit=unit, **told))
             tracker.tick()
 
     def _consolidate(self) -> None:
         """Make the final tables from the shards there are."""
         store = self.store
-        message = "all units are done; making the final tables"
-        timer = threading.Timer(_SILENCE, self.tracker.tick, kwargs={"message": message})
-        timer.daemon = True
-        timer.start()
-        try:
-            shards = Shards(store, len(self.units), self.spec.hash)
-            made = self.job.consolidate(self.context, shards) if shards else {}
-            tables = declare(as_tables(made), self.job.columns(self.spec))
-        finally:
-            timer.cancel()
+        shards = Shards(store, len(self.units), self.spec.hash)
+        made = self.job.consolidate(self.context, shards) if shards else {}
+        tables = declare(as_tables(made), self.job.columns(self.spec))
         header = self.manifest.header
         checksums = {name: store.write_table(name, table, header) for name, table in tables.items()}
         rows = {name: table.num_rows for name, table in tables.items()}
@@ -318,20 +294,13 @@ class _Writer:
             versions=versions(),
             commit=commit(),
         )
-        manifest = self.previous
-        if manifest is None:
-            manifest = Manifest.begin(self.spec, self.units, self.hashes, start)
-        self._save(
-            manifest,
-            status="running",
-            ended=None,
-            failures=(),
-            stopped=None,
-            tables={},
-            checksums={},
-            starts=(*self.previous.starts, start) if self.previous else (start,),
-            notes=(*manifest.notes, *self.notes),
-        )
+        before, changes = self.previous, dict[str, Any](notes=tuple(self.notes))
+        if before is not None:
+            notes = (*before.notes, *self.notes)
+            changes = {"started": before.started, "starts": (*before.starts, start), "notes": notes}
+        manifest = Manifest.begin(self.spec, self.units, self.hashes, start)
+        self.manifest = manifest.model_copy(update=changes)
+        self.manifest.write(self.store)
 
     def _stop(self, status: Status, stopped: str) -> None:
         with contextlib.suppress(StoreError):
@@ -339,8 +308,6 @@ class _Writer:
 
     def _end(self, status: Status, **changes: Any) -> None:
         failures = tuple(sorted(self.failures, key=lambda failure: failure.index))
-        self._save(self.manifest, status=status, ended=now(), failures=failures, **changes)
-
-    def _save(self, manifest: Manifest, **changes: Any) -> None:
-        self.manifest = manifest.model_copy(update=changes)
+        changes |= {"status": status, "ended": now(), "failures": failures}
+        self.manifest = self.manifest.model_copy(update=changes)
         self.manifest.write(self.store)

@@ -104,9 +104,7 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str, most: int = 500) -> str:
-    """The text on one printable line; of a longer one the beginning and the end, where the remedy
-    stands.
-    """
+    """The text on one printable line; of a longer one the beginning and the end."""
     line = printable(" ".join(text.split()))
     if len(line) <= most:
         return line

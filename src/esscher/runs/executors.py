@@ -4,9 +4,7 @@ An executor is a generator: it takes units from the queue ``todo``, to which a f
 back, and yields an Outcome for each try, or None after about a second without one. Closing it stops
 all work; stored shards are kept.
 
-A local worker is ``python -m esscher.runs.executors``: it reads units from standard input, stores
-their shards and answers on standard output, a JSON object per line. It ends when its input does, so
-it never outlives the process that started it.
+A local worker is a fresh process at the other end of a pipe. It ends when its parent does.
 """
 
 from __future__ import annotations
@@ -14,46 +12,45 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import itertools
 import json
+import multiprocessing
 import os
 import queue
 import secrets
 import signal
-import subprocess
 import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from multiprocessing import connection
 from typing import Any
 
 from esscher.runs.columns import declare
-from esscher.runs.errors import RunError, StoreError
+from esscher.runs.errors import RunError
 from esscher.runs.progress import Tracker, advancing
 from esscher.runs.run import versions
 from esscher.runs.spec import JOBS, Job, Unit, canonical_json, find_job, spec_of
-from esscher.runs.store import Store
 from esscher.runs.tables import as_tables, encode_shard
 
 Todo = deque[tuple[int, Unit]]
+Outcomes = Generator["Outcome | None", None, None]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of one try of a unit. ``data``: its shard, unless a worker has stored it already."""
+    """Result of one try of a unit: its shard, or why it failed."""
 
     index: int
-    reason: str | None = None  # why it failed
+    data: bytes = b""
+    reason: str | None = None
     traceback: str = ""
-    data: bytes | None = None
 
     @classmethod
     def failed(cls, index: int, cause: BaseException) -> Outcome:
         trace = "".join(traceback.format_exception(cause))[-4000:]
-        return cls(index, describe(cause), trace)
+        return cls(index, b"", describe(cause), trace)
 
 
 def describe(cause: BaseException) -> str:
@@ -64,9 +61,7 @@ def describe(cause: BaseException) -> str:
 
 @dataclass(frozen=True)
 class Work:
-    """A run in a process that computes its units: ``context`` is what its job opened, ``header``
-    that of the manifest.
-    """
+    """What a process needs to compute units; ``context``: what the job opened."""
 
     job: Job
     context: Any
@@ -74,9 +69,7 @@ class Work:
 
     @classmethod
     def open(cls, order: str) -> Work:
-        """From the JSON that any process can be given: ``entry``, "module:attribute" of the job,
-        and ``header``.
-        """
+        """From the JSON that any process can be given."""
         given = json.loads(order)
         header = given["header"]
         job = find_job(header["job"], given["entry"])
@@ -132,13 +125,13 @@ def _threads(threads: int) -> Iterator[None]:
             torch.set_num_threads(before)
 
 
-def compute_here(work: Work, todo: Todo, tracker: Tracker) -> Iterator[Outcome | None]:
+def compute_here(work: Work, todo: Todo, tracker: Tracker) -> Outcomes:
     """One unit after the other in this process; the other executors give the same bytes."""
     while todo:
         index, unit = todo.popleft()
         try:
             with advancing(functools.partial(tracker.hear, index)):
-                outcome = Outcome(index, data=work.shard(index, unit))
+                outcome = Outcome(index, work.shard(index, unit))
         except (Exception, SystemExit) as cause:
             outcome = Outcome.failed(index, cause)
         yield outcome
@@ -155,131 +148,100 @@ _THREAD_VARIABLES = (
 
 
 class _Worker:
-    """A process, the thread that passes its answers on, and the unit it is at."""
+    """A process, the pipe to it, and the unit it is at."""
 
-    def __init__(self, answers: queue.SimpleQueue[Any], start: Any, limits: dict[str, str]) -> None:
-        # The path of this process, so that a worker finds the same modules, and (-P) no others.
-        search = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-        # A session of its own: Ctrl-C is for the writer of the run, which stops its workers.
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "esscher.runs.executors"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, **limits, "PYTHONPATH": search},
-            start_new_session=True,
-            encoding="utf-8",
-        )
+    def __init__(self, order: str, limits: dict[str, str]) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, other = context.Pipe()
+        self.process = context.Process(target=_serve, args=(order, other), daemon=True)
+        before = dict(os.environ)
+        os.environ.update(limits)
+        try:
+            self.process.start()
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+        other.close()
         self.ready = False
         self.unit: tuple[int, Unit] | None = None
-        self._thread = threading.Thread(target=self._listen, args=[answers], daemon=True)
-        self._thread.start()
-        self.send(start)
-
-    def send(self, message: Any) -> None:
-        with contextlib.suppress(BrokenPipeError):  # then it is dead, which its output tells
-            print(json.dumps(message), file=self.process.stdin, flush=True)
-
-    def _listen(self, answers: queue.SimpleQueue[Any]) -> None:
-        for line in self.process.stdout or ():
-            answers.put((self, json.loads(line)))
-        answers.put((self, {"died": True}))
 
     def end(self) -> str:
         """Wait for the end of the process; how it ended."""
-        self._thread.join()
-        with contextlib.suppress(BrokenPipeError), self.process:
-            pass  # its pipes are closed and its end is waited for
-        code = self.process.returncode
+        self.process.join()
+        self.pipe.close()
+        code = self.process.exitcode or 0
         if code >= 0:
             return f"its process ended with code {code}"
         killed = " (out of memory?)" if -code == signal.SIGKILL else ""
         return f"its process was ended by signal {-code}, {signal.strsignal(-code)}{killed}"
 
 
-def compute_in_processes(
-    work: Work, todo: Todo, tracker: Tracker, path: Path, most: int
-) -> Iterator[Outcome | None]:
-    """Units in fresh processes with the threads of the spec; each stores its shards itself."""
+def compute_in_processes(work: Work, todo: Todo, tracker: Tracker, most: int) -> Outcomes:
+    """Units in fresh processes with the threads of the spec."""
     limits = dict.fromkeys(_THREAD_VARIABLES, str(spec_of(work.context).threads))
-    start = {"order": work.order, "path": str(path.resolve())}
-    answers: queue.SimpleQueue[tuple[_Worker, dict[str, Any]]] = queue.SimpleQueue()
     workers: list[_Worker] = []
     try:
         while todo or any(worker.unit for worker in workers):
             coming = sum(not worker.ready for worker in workers)
             for _ in range(min(most - len(workers), len(todo) - coming)):
-                workers.append(_Worker(answers, start, limits))
+                workers.append(_Worker(work.order, limits))
             for worker in workers:
                 if worker.ready and worker.unit is None and todo:
-                    worker.unit = index, unit = todo.popleft()
-                    worker.send({"index": index, "unit": unit})
-            tracker.pids = [worker.process.pid for worker in workers]
-            try:
-                worker, answer = answers.get(timeout=1.0)
-            except queue.Empty:
+                    worker.unit = todo.popleft()
+                    with contextlib.suppress(BrokenPipeError):  # it is dead, as its pipe tells
+                        worker.pipe.send(worker.unit)
+            heard = connection.wait([worker.pipe for worker in workers], timeout=1.0)
+            if not heard:
                 yield None
-                continue
-            if "fatal" in answer:
-                raise (StoreError if worker.ready else RunError)(answer["fatal"])
-            if "ready" in answer:
+            for worker in [worker for worker in workers if worker.pipe in heard]:
+                try:
+                    said = worker.pipe.recv()
+                except (EOFError, OSError):
+                    workers.remove(worker)
+                    reason = worker.end()
+                    if not worker.ready:
+                        raise RunError(f"a worker died before its first unit: {reason}") from None
+                    said = None if worker.unit is None else Outcome(worker.unit[0], reason=reason)
+                if isinstance(said, str):
+                    raise RunError(f"a worker cannot start: {said}")
                 worker.ready = True
-            elif "share" in answer:
-                tracker.hear(**answer)
-            elif "died" in answer:
-                workers.remove(worker)
-                reason = worker.end()
-                if not worker.ready:
-                    raise RunError(f"a worker died before its first unit: {reason}")
-                if worker.unit is not None:
-                    yield Outcome(worker.unit[0], reason)
-            else:
-                worker.unit = None
-                yield Outcome(**answer)
+                if isinstance(said, tuple):
+                    tracker.hear(*said)
+                elif said is not None:
+                    worker.unit = None
+                    yield said
     finally:
-        tracker.pids = []
         for worker in workers:
             worker.process.kill()
             worker.end()
 
 
-def main() -> None:
-    """A local worker."""
-    # What a job prints must not mix with the answers: it goes where errors go.
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-
-    def read() -> None:
-        for line in sys.stdin:
-            lines.put(line)
-        os._exit(0)
-
-    def answer(**fields: Any) -> None:
-        print(json.dumps(fields), file=answers, flush=True)
-
-    def compute(index: int, unit: Unit) -> None:
-        try:
-            with advancing(lambda share, row: answer(index=index, share=share, finding=row)):
-                data = work.shard(index, unit)
-            store.write_shard(index, data)
-            answer(index=index)
-        except StoreError as cause:
-            answer(fatal=str(cause))
-        except (Exception, SystemExit) as cause:
-            failed = Outcome.failed(index, cause)
-            answer(index=index, reason=failed.reason, traceback=failed.traceback)
-
-    threading.Thread(target=read, daemon=True).start()
+def _serve(order: str, pipe: Any) -> None:
+    """A local worker: says None when it is ready, then how far each unit is and its Outcome."""
+    os.dup2(2, 1)  # what a job prints goes where errors go
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the writer of the run
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        start = json.loads(lines.get())
-        store = Store(Path(start["path"]))
-        work = Work.open(start["order"])
+        work = Work.open(order)
     except Exception as cause:
-        answer(fatal=f"a worker cannot start: {describe(cause)}")
+        pipe.send(describe(cause))
         return
-    answer(ready=True)
+    pipe.send(None)
     while True:
-        compute(**json.loads(lines.get()))
+        index, unit = pipe.recv()
+        try:
+            with advancing(lambda share, row, index=index: pipe.send((index, share, row))):  # type: ignore[misc]
+                outcome = Outcome(index, work.shard(index, unit))
+        except (Exception, SystemExit) as cause:
+            outcome = Outcome.failed(index, cause)
+        pipe.send(outcome)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(0)
 
 
 # ---- A dask.distributed cluster: workers compute, shards come back as bytes, this process stores
@@ -288,7 +250,7 @@ def main() -> None:
 _CONNECT_SECONDS = 10
 
 
-def compute_on_cluster(work: Work, todo: Todo, address: str) -> Iterator[Outcome | None]:
+def compute_on_cluster(work: Work, todo: Todo, address: str) -> Outcomes:
     """Units on a cluster by its scheduler's address, "tcp://host:port"."""
     try:
         distributed: Any = importlib.import_module("distributed")
@@ -298,8 +260,6 @@ def compute_on_cluster(work: Work, todo: Todo, address: str) -> Iterator[Outcome
         ) from cause
     done: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
     futures: dict[str, Any] = {}
-    # a key is known to the whole cluster, so no other run may have it
-    token, numbers = secrets.token_hex(8), itertools.count()
     try:
         client = distributed.Client(address, timeout=_CONNECT_SECONDS, set_as_default=False)
     except (OSError, ValueError) as cause:
@@ -310,7 +270,8 @@ def compute_on_cluster(work: Work, todo: Todo, address: str) -> Iterator[Outcome
         while todo or futures:
             while todo:
                 index, unit = todo.popleft()
-                key = f"esscher-{token}-{next(numbers)}"
+                # known to the whole cluster, so no other run may have it
+                key = f"esscher-{secrets.token_hex(8)}"
                 arguments = (work.order, index, unit, versions())
                 future = client.submit(compute_remotely, *arguments, key=key, pure=False)
                 futures[key] = future
@@ -322,7 +283,7 @@ def compute_on_cluster(work: Work, todo: Todo, address: str) -> Iterator[Outcome
                 continue
             del futures[future.key]
             try:
-                outcome = Outcome(index, data=future.result())
+                outcome = Outcome(index, future.result())
             except Exception as cause:
                 if future.status in ("cancelled", "lost"):
                     raise RunError(
@@ -333,7 +294,3 @@ def compute_on_cluster(work: Work, todo: Todo, address: str) -> Iterator[Outcome
     finally:
         client.cancel(list(futures.values()), force=True)
         client.close()
-
-
-if __name__ == "__main__":
-    main()

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,10 +23,10 @@ from esscher.runs.errors import one_line
 _log = logging.getLogger("esscher.runs")
 
 
-def memory_of(pids: Iterable[int] = ()) -> int:
-    """Resident memory now, in bytes, of this process and of those that are still there."""
+def memory_of() -> int:
+    """Resident memory now, in bytes, of this process and of those that it started."""
     total = 0
-    for pid in (os.getpid(), *pids):
+    for pid in (os.getpid(), *(child.pid for child in multiprocessing.active_children())):
         with contextlib.suppress(psutil.Error):
             total += psutil.Process(pid).memory_info().rss
     return total
@@ -94,14 +95,11 @@ def advancing(heard: Heard) -> Iterator[None]:
 
 
 class Tracker:
-    """Counts the units of one start and tells the report; without a report, messages go to
-    the log.
-    """
+    """Counts the units of one start and tells the report, or the log."""
 
     def __init__(self, report: Report | None, costs: Mapping[int, float], total: int) -> None:
         """``costs``: of the units to do, by number; the time left is that of their work."""
         self.total, self.failed = total, 0
-        self.pids: list[int] = []  # of other processes of this machine that work for the run
         self.done = self._before = total - len(costs)
         self._report, self._costs = report, costs
         self._parts: dict[int, float] = {}  # of units under way: how far each is
@@ -129,7 +127,7 @@ class Tracker:
                 self.failed,
                 rate=units / elapsed if units else None,
                 seconds_left=(self._left - part) * elapsed / work if work else None,
-                memory=memory_of(self.pids),
+                memory=memory_of(),
                 message=message,
                 ended=ended,
                 under_way=under_way,
@@ -199,13 +197,20 @@ class _Bar:
         from rich.console import Console
         from rich.progress import BarColumn, TextColumn
         from rich.progress import Progress as Rich
+        from rich.table import Table
 
         found = self._found = dict[str, dict[str, str]]()  # by the first entry of a row
 
         class Watched(Rich):
             def get_renderables(self) -> Iterator[Any]:
-                if found:
-                    yield _table(list(found.values())[-MOST_FINDINGS:])
+                rows = list(found.values())[-MOST_FINDINGS:]
+                if rows:
+                    table = Table(box=None, pad_edge=False, header_style="")
+                    for name in rows[-1]:
+                        table.add_column(name, justify="right")
+                    for row in rows:
+                        table.add_row(*(row.get(name, "") for name in rows[-1]))
+                    yield table
                 yield self.make_tasks_table(self.tasks)
 
         text = TextColumn("{task.description}")
@@ -220,7 +225,10 @@ class _Bar:
             line = one_line(progress.message)
             self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
         if progress.finding is not None:
-            row = {key: _written(value) for key, value in progress.finding.items()}
+            row = {
+                key: f"{value:.3g}" if isinstance(value, float) else str(value)
+                for key, value in progress.finding.items()
+            }
             self._found.pop(first := next(iter(row.values())), None)
             self._found[first] = row
         done = progress.done + progress.under_way
@@ -229,18 +237,3 @@ class _Bar:
             self._found.clear()
             self._bar.stop()
             self._task = None
-
-
-def _written(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
-def _table(rows: list[dict[str, str]]) -> Any:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="")
-    for name in rows[-1]:
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(*(row.get(name, "") for name in rows[-1]))
-    return table

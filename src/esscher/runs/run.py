@@ -14,6 +14,7 @@ import os
 import platform
 import socket
 import subprocess
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -73,9 +74,7 @@ class Start(Plain):
 
 
 class Manifest(Plain):
-    """``manifest.json``. ``status`` is as last written: a killed run still says running (see
-    Run.status).
-    """
+    """``manifest.json``; the status of a killed run still says running (see Run.status)."""
 
     schema_version: int = SCHEMA
     job: str
@@ -187,18 +186,17 @@ def machine() -> dict[str, Any]:
 def commit() -> str | None:
     """The commit of this source, with -dirty if changed since; None outside a repository."""
     # a virtual environment may lie in another repository, which does not keep this file
-    if _git("ls-files", "--error-unmatch", Path(__file__).name) is None:
-        return None
-    return _git("describe", "--always", "--abbrev=40", "--dirty", "--exclude=*")
-
-
-def _git(*arguments: str) -> str | None:
-    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    known = ["ls-files", "--error-unmatch", Path(__file__).name]
+    described, answer = ["describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"], ""
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+        for arguments in (known, described):
+            command = ["git", "-C", str(Path(__file__).parent), *arguments]
+            answer = subprocess.check_output(
+                command, stderr=subprocess.DEVNULL, text=True, timeout=10
+            )
     except (OSError, subprocess.SubprocessError):
         return None
-    return answer.stdout.strip() or None
+    return answer.strip() or None
 
 
 # ---- A stored run.
@@ -208,8 +206,8 @@ VIEWS: dict[str, str] = {
     "plot_map": "esscher.report.figures:plot_map",
     "plot_rates": "esscher.report.figures:plot_rates",
     "plot_error": "esscher.report.figures:plot_error",
-    "html": "esscher.report.words:html_summary",
-    "text": "esscher.report.words:text_summary",
+    "summary": "esscher.report.words:text_summary",
+    "_repr_html_": "esscher.report.words:html_summary",
     "budget": "esscher.probe.budget:budget",
 }
 """Name of a view -> "module:function" of a function of a run, or of what else shows itself."""
@@ -298,45 +296,20 @@ class Run:
             )
         return found[name]
 
-    def plot_curve(self, layer: int, head: int, *, ax: Any = None) -> Any:
-        """Error of one head of a probe against the number of tokens, with theory; returns the
-        matplotlib axes.
-        """
-        return find_view("plot_curve")(self, layer, head, ax=ax)
+    def __getattr__(self, name: str) -> Any:
+        """A view of the run as a method: summary(), budget(...), plot_map(...), see VIEWS."""
+        if name not in VIEWS:
+            raise AttributeError(f"a Run has no {name!r}")
+        return types.MethodType(find_view(name), self)
 
-    def plot_map(self, column: str = "tokens_needed_10pct", *, ax: Any = None) -> Any:
-        """Layers and heads of a probe coloured by a column of the heads table; returns the
-        matplotlib axes.
-        """
-        return find_view("plot_map")(self, column, ax=ax)
-
-    def plot_rates(self, against: str = "horizon2", *, ax: Any = None) -> Any:
-        """Measured exponents of a probe's heads with theory; returns the matplotlib axes."""
-        return find_view("plot_rates")(self, against, ax=ax)
-
-    def summary(self) -> str:
-        """What the run is, how far it got, what it found and its tables, in a few lines."""
-        return str(find_view("text")(self))
-
-    def budget(
-        self,
-        epsilon: float | None = None,
-        *,
-        total: int | None = None,
-        kl: float | None = None,
-        rule: str | None = None,
-    ) -> Any:
-        """Keys that a cache must keep by a probe: :func:`esscher.budget` of this run."""
-        return find_view("budget")(self, rule, epsilon=epsilon, total=total, kl=kl)
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *VIEWS})
 
     def __repr__(self) -> str:
         tables = ", ".join(self.tables) or "none yet"
         return (
             f"Run({str(self.path)!r}: {self.manifest.job}, {self.manifest.status}, tables {tables})"
         )
-
-    def _repr_html_(self) -> str:
-        return str(find_view("html")(self))
 
 
 def load_run(path: str | os.PathLike[str]) -> Run:

@@ -148,9 +148,7 @@ def _take(path: Path) -> int:
 
 
 class Store:
-    """Shards and final tables of one run. Any number of processes may write shards: equal units
-    give equal bytes.
-    """
+    """Shards and final tables of one run; any number of processes may write shards."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -228,9 +226,7 @@ class Store:
 
 
 class Shards(Sequence["Shard"]):
-    """Shards of the units, in their order, read each time they are asked for: together they may
-    not fit in memory.
-    """
+    """Shards in the order of units, read each time: together they may not fit in memory."""
 
     def __init__(self, store: Store, units: int, spec_hash: str) -> None:
         self._store, self._spec_hash = store, spec_hash

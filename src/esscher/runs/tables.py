@@ -25,7 +25,6 @@ from esscher.runs.spec import Unit, canonical_json
 _NOTHING = "_"
 _MARK = b"sha256:"
 _BLANK = b"0" * 64
-_LARGE = 1 << 24  # bytes
 _OPTIONS: dict[str, Any] = {"compression": "zstd", "version": "2.6", "write_statistics": False}
 
 
@@ -46,13 +45,8 @@ def as_table(value: Any, name: str) -> pa.Table:
         table = pa.table({column: _column(values) for column, values in value.items()})
     elif isinstance(value, list):
         table = pa.Table.from_pylist(value)
-    elif hasattr(value, "columns"):
-        table = pa.Table.from_pandas(value, preserve_index=False)
     else:
-        raise TypeError(
-            f"table {name}: expected an Arrow table, a pandas frame, columns or rows, got"
-            f" {type(value).__name__}"
-        )
+        table = pa.Table.from_pandas(value, preserve_index=False)
     if table.num_columns == 0:
         raise ValueError(f"table {name}: expected at least one column, got none")
     if len(set(table.column_names)) < table.num_columns:
@@ -139,8 +133,6 @@ def encode_table(table: pa.Table, header: Mapping[str, Any]) -> bytes:
     data = bytearray(sink.getvalue())
     place = data.rfind(_MARK + _BLANK) + len(_MARK)
     data[place : place + 64] = hashlib.sha256(data).hexdigest().encode()
-    del writer, sink
-    _release(len(data))
     return bytes(data)
 
 
@@ -148,7 +140,6 @@ def decode_table(data: bytes, origin: str) -> tuple[dict[str, Any], pa.Table]:
     """Header and table of a file whose checksum holds."""
     header = read_header(data, origin)
     table = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
-    _release(len(data))
     return header, table.replace_schema_metadata(None)
 
 
@@ -170,9 +161,3 @@ def checksum_of(data: bytes) -> str:
     """The checksum a file carries."""
     place = data.rfind(_MARK) + len(_MARK)
     return data[place : place + 64].decode("ascii", "replace")
-
-
-def _release(size: int) -> None:
-    """Give back the memory that Arrow keeps after a large file, several times the file's size."""
-    if size > _LARGE:
-        pa.default_memory_pool().release_unused()
