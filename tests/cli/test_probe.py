@@ -335,7 +335,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ("--pool sequence --rules topk --rules window:0+recent", "got 0; rules: "),
         (
             "--pool sequence --rules random:2+recent",
-            "expected a probability above 0 and up to 1, got 2; rules: ",
+            "expected a number above 0 and up to 1, got 2; rules: ",
         ),
         ("--pool sequence --rules topk+recent", "one part at most may leave its number open"),
         (

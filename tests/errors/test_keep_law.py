@@ -118,7 +118,7 @@ def test_nodes_that_end_at_a_cut_have_the_law(law: es.Measure, cut: float) -> No
     tokens have within 4 errors.
     """
     theta = 0.6 * randn(law.dim, seed=9)
-    lines = law.pieces(theta, cut)
+    lines = law.along(theta, cut)
     scores, weights = (
         torch.cat([getattr(line, name) for line in lines]) for name in ("scores", "log_weights")
     )

@@ -145,9 +145,10 @@ class Exponential(Measure):
     def _sample(self, n: int, generator: torch.Generator | None) -> torch.Tensor:
         return -torch.log1p(-torch.rand(n, self.dim, generator=generator, dtype=torch.float64))
 
-    def value_fourth_moment(self, V: torch.Tensor) -> float | None:
+    def norm_moment(self, order: int, V: torch.Tensor | None = None) -> float | None:
         """Of one coordinate: E (y - 1)^4 = 9."""
-        return 9.0 * float(V) ** 4 if V.numel() == 1 else None
+        known = order == 4 and V is not None and V.numel() == 1
+        return 9.0 * float(V) ** 4 if known else None
 
 
 def test_a_tilt_outside_the_domain_is_refused_though_the_formula_gives_a_number() -> None:

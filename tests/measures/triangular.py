@@ -59,11 +59,11 @@ class Triangular(Product):
     def _edge_1d(self) -> float:
         return self.half_width
 
-    def along(self, theta: Float64[Tensor, " d"]) -> list[Line] | None:
+    def along(self, theta: Float64[Tensor, " d"], cut: float | None = None) -> list[Line] | None:
         """On the line: Gauss-Legendre nodes on pieces of score length one, with a cut at 0 where
         the density has its edge.
         """
-        if self.dim > 1:
+        if self.dim > 1 or cut is not None:
             return None
         nodes, weights = np.polynomial.legendre.leggauss(24)
         pieces = math.ceil(self.half_width * abs(float(theta))) + 1

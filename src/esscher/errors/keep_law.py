@@ -228,7 +228,7 @@ def _cut_lines(measure: Measure, theta: Tensor, top: float) -> tuple[list[Line],
     )
     if abs(tail(edge) / top - 1.0) > 1e-6:
         return None
-    lines = measure.pieces(theta, edge)
+    lines = measure.along(theta, edge)
     assert lines is not None
     return lines, edge
 

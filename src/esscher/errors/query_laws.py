@@ -53,7 +53,7 @@ def integrated(
     even = torch.eye(head.dim, dtype=torch.float64, device=measure.device)
     one = head if line else Head(head.A, size * even)
     first = torch.eye(1, queries.dim, dtype=torch.float64, device=measure.device)
-    quantile = turned.quantile(np.array(LEVEL))  # the last row, of weight 0
+    quantile = turned.quantile(LEVEL)  # the last row, of weight 0
 
     def at(nodes: int) -> ErrorCurve:
         radii, weights = turned.lengths(nodes)

@@ -185,12 +185,7 @@ class Context:
             return torch.cdist(self.drift, self.near, compute_mode="donot_use_mm_for_euclid_dist")
         # float32 values are known no better than this difference of squares in float64, which costs
         # a fifth
-        square = (
-            self.near.square().sum(1)
-            - 2 * self.drift @ self.near.T
-            + self.drift.square().sum(1, keepdim=True)
-        )
-        return square.clamp_(min=0).sqrt_()
+        return _distances(self.drift, self.near)
 
     def felt(self, difference: Tensor, rows: Tensor) -> Tensor:
         """|W_O x| of differences of values (r, d_v), each by the head of its row; |x| where no W_O
@@ -213,10 +208,14 @@ class Context:
         found = torch.empty_like(self.attention)
         for head in torch.unique(self.heads).tolist():
             own, into = self.heads == head, self.output[head].double()
-            near, drift = self.near @ into, self.drift[own] @ into
-            square = near.square().sum(1) - 2 * drift @ near.T + drift.square().sum(1, keepdim=True)
-            found[own] = square.clamp_(min=0).sqrt_()
+            found[own] = _distances(self.drift[own] @ into, self.near @ into)
         return found
+
+
+def _distances(first: Tensor, second: Tensor) -> Tensor:
+    inner = first @ second.T
+    square = second.square().sum(1) - 2 * inner + first.square().sum(1, keepdim=True)
+    return square.clamp_(min=0).sqrt_()
 
 
 def _positions(value: Any, queries: int, keys: int) -> Tensor:

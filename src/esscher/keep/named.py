@@ -11,7 +11,7 @@ from esscher.keep.chance import AdaptiveRest, Random
 from esscher.keep.context import Context
 from esscher.keep.position import Global, Recent, Sinks, Window
 from esscher.keep.ranked import Heavy, Impact, TopK
-from esscher.keep.rule import Part, Union, as_size, refused
+from esscher.keep.rule import Part, Union, refused
 
 
 def StreamingLLM(sinks: int = 4, recent: int | None = None) -> Union:
@@ -65,6 +65,9 @@ def VAttention(
     return Sinks(sinks) | Recent(recent) | TopK(topk) | AdaptiveRest(epsilon, delta, base)
 
 
+RULES = (BigBird, H2O, Longformer, RestKV, SnapKV, StreamingLLM, TOVA, VAttention)
+
+
 # ---- LowRank: attention through r mixtures of all keys (Linformer); no keep rule, but an error
 # against a size like theirs.
 
@@ -77,19 +80,15 @@ class LowRank(Part):
 
     name: ClassVar[str] = "lowrank"
     alone: ClassVar[bool] = True
+    per_query = True  # a mixture is made of all keys: none is dropped
     rank: int | None = None
     svd: bool = False
     projected: bool = False
 
     def __post_init__(self) -> None:
-        as_size(self.rank, "lowrank")
+        super().__post_init__()
         if self.svd and self.projected:
             raise refused("lowrank: expected svd or projected, got both")
-
-    @property
-    def per_query(self) -> bool:
-        """A mixture is made of all keys: none is dropped."""
-        return True
 
     def check_numbers(self, context: Context) -> None:
         raise refused(

@@ -9,30 +9,26 @@ import torch
 from torch import Tensor
 
 from esscher.keep.context import Context
-from esscher.keep.rule import Pattern, Ranked, as_size, refused
+from esscher.keep.rule import Pattern, Ranked, refused
 
 
-@dataclass(frozen=True)
 class Sinks(Ranked):
     """The first ``size`` keys that a query sees (attention sinks, StreamingLLM); in a sliding
     window the first ones inside it.
     """
 
-    name: ClassVar[str] = "sinks"
-    size: int | None = None
+    name = "sinks"
 
     def order(self, context: Context) -> Tensor:
         return -context.index
 
 
-@dataclass(frozen=True)
 class Recent(Ranked):
     """The ``size`` keys nearest to the query's position: the last ones, where it sees no
     later key.
     """
 
-    name: ClassVar[str] = "recent"
-    size: int | None = None
+    name = "recent"
 
     def order(self, context: Context) -> Tensor:
         index = context.index
@@ -46,9 +42,6 @@ class Window(Pattern):
     name: ClassVar[str] = "window"
     width: int
 
-    def __post_init__(self) -> None:
-        as_size(self.width, "window")
-
     def keeps(self, position: Tensor, key: Tensor) -> Tensor:
         return (key - position).abs() <= self.width
 
@@ -61,9 +54,6 @@ class Strided(Pattern):
 
     name: ClassVar[str] = "strided"
     stride: int | None = None
-
-    def __post_init__(self) -> None:
-        as_size(self.stride, "strided")
 
     def surely(self, context: Context) -> Tensor:
         return torch.zeros_like(context.visible) if self.is_open else super().surely(context)

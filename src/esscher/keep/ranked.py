@@ -14,38 +14,25 @@ from torch import Tensor
 
 from esscher.keep.chance import gain
 from esscher.keep.context import Context
-from esscher.keep.rule import Ranked, as_size, blocks
+from esscher.keep.rule import Ranked, blocks
 
 
-@dataclass(frozen=True)
 class TopK(Ranked):
     """The ``size`` keys of largest score, for each query its own: the oracle of sparse
     attention.
     """
 
-    name: ClassVar[str] = "topk"
-    size: int | None = None
-
-    def __post_init__(self) -> None:
-        as_size(self.size, "topk")
-
-    @property
-    def per_query(self) -> bool:
-        return True
+    name = "topk"
+    per_query = True
 
     def order(self, context: Context) -> Tensor:
         return context.scores
 
 
-@dataclass(frozen=True)
 class KeyNorm(Ranked):
     """The ``size`` keys of smallest norm, which tend to be attended to (Devoto et al. 2024)."""
 
-    name: ClassVar[str] = "keynorm"
-    size: int | None = None
-
-    def __post_init__(self) -> None:
-        as_size(self.size, "keynorm")
+    name = "keynorm"
 
     def order(self, context: Context) -> Tensor:
         return -context.k.double().square().sum(1)
@@ -65,6 +52,7 @@ class Observed(Ranked):
     needs: ClassVar[tuple[str, ...]] = ()
     largest: ClassVar[bool] = False
     in_nats: ClassVar[bool] = False  # scores of all heads are in one unit
+    observes = True
     last: int | None = None  # only the queries at so many last positions; None: all
 
     @abstractmethod
@@ -74,10 +62,6 @@ class Observed(Ranked):
     def finish(self, total: Tensor, count: int) -> Tensor:
         """The order (N,) from the joined scores of ``count`` queries."""
         return total if self.largest else total / count
-
-    @property
-    def observes(self) -> bool:
-        return True
 
     def order(self, context: Context) -> Tensor:
         chooser = context.choosing
@@ -125,14 +109,9 @@ class Heavy(Observed):
     neighbours counts for a key.
     """
 
-    name: ClassVar[str] = "heavy"
-    size: int | None = None
+    name = "heavy"
     last: int | None = None
     pool: int | None = None
-
-    def __post_init__(self) -> None:
-        for field in ("size", "last", "pool"):
-            as_size(getattr(self, field), f"{self.name}, {field}")
 
     def score(self, rows: Context) -> Tensor:
         return rows.attention.sum(0)
@@ -141,13 +120,12 @@ class Heavy(Observed):
         return pooled(total / count, self.pool)
 
 
-@dataclass(frozen=True)
 class CriticalKV(Heavy):
     """The ``size`` keys that come first by mean weight, or by mean weight times |W_O v|_1 (Feng et
     al. 2025): one list, in which both orders take turns.
     """
 
-    name: ClassVar[str] = "criticalkv"
+    name = "criticalkv"
 
     def order(self, context: Context) -> Tensor:
         weight, values = super().order(context), context.v.double()
@@ -158,7 +136,6 @@ class CriticalKV(Heavy):
         return -torch.minimum(2 * first, 2 * second + 1).double()
 
 
-@dataclass(frozen=True)
 class Impact(Heavy):
     """The ``size`` keys whose loss changes the head's output most, behind W_O: the root mean
     square of pi |W_O (v - output)| over the queries (cf. ReST-KV, CAOTE).
@@ -166,7 +143,7 @@ class Impact(Heavy):
     ``pool``: the mean of so many neighbours counts where it is larger than a key's own score.
     """
 
-    name: ClassVar[str] = "impact"
+    name = "impact"
 
     def score(self, rows: Context) -> Tensor:
         return gain(rows, behind_output=True).square().sum(0)
@@ -176,21 +153,13 @@ class Impact(Heavy):
         return torch.maximum(own, pooled(own, self.pool))
 
 
-@dataclass(frozen=True)
 class ExpectedAttention(Ranked):
     """The ``size`` keys of largest E[e] |v|, for Gaussian queries with the mean and covariance of
     the observed ones.
     """
 
-    name: ClassVar[str] = "expected"
-    size: int | None = None
-
-    def __post_init__(self) -> None:
-        as_size(self.size, "expected")
-
-    @property
-    def observes(self) -> bool:
-        return True
+    name = "expected"
+    observes = True
 
     def order(self, context: Context) -> Tensor:
         context = context.choosing
@@ -205,7 +174,6 @@ class ExpectedAttention(Ranked):
 # They know what a later question may need; the last queries know how the text goes on.
 
 
-@dataclass(frozen=True)
 class Fisher(Observed):
     """The ``size`` keys whose loss costs most, in nats per token: one unit for all heads.
 
@@ -215,62 +183,47 @@ class Fisher(Observed):
     gradient of log p(next tokens) at the head's output. A head's error e costs 1/2 E e'F e nats.
     """
 
-    name: ClassVar[str] = "fisher"
-    queries: ClassVar[Literal["last", "replay", "both"]] = "both"
-    needs: ClassVar[tuple[str, ...]] = ("metric",)
-    in_nats: ClassVar[bool] = True
+    name = "fisher"
+    queries = "both"
+    needs = ("metric",)
+    in_nats = True
     size: int | None = None
-
-    def __post_init__(self) -> None:
-        as_size(self.size, self.name)
 
     def score(self, rows: Context) -> Tensor:
         return removal_cost(rows) / 2
 
-    def finish(self, total: Tensor, count: int) -> Tensor:
-        # total sums over the heads too, which share the queries' positions
-        return total / count
 
-
-@dataclass(frozen=True)
-class KVzip(Fisher):
+class KVzip(Observed):
     """The ``size`` keys of largest weight at any query of a replay (Kim et al. 2025)."""
 
-    name: ClassVar[str] = "kvzip"
-    queries: ClassVar[Literal["last", "replay", "both"]] = "replay"
-    needs: ClassVar[tuple[str, ...]] = ()
-    in_nats: ClassVar[bool] = False
-    largest: ClassVar[bool] = True
+    name = "kvzip"
+    queries = "replay"
+    largest = True
 
     def score(self, rows: Context) -> Tensor:
         return softmax_rows(rows)[:, rows.inside].amax(0)
 
-    def finish(self, total: Tensor, count: int) -> Tensor:
-        return total
 
-
-@dataclass(frozen=True)
 class KVzipPlus(KVzip):
     """KVzip with the weight times |W_O v| / |h|, h the hidden state of the query (kvpress); |v|
     without a model.
     """
 
-    name: ClassVar[str] = "kvzip_plus"
-    needs: ClassVar[tuple[str, ...]] = ("norm",)
+    name = "kvzip_plus"
+    needs = ("norm",)
 
     def score(self, rows: Context) -> Tensor:
         norm = rows.norm if rows.norm is not None else torch.ones_like(rows.q[:, 0])
         return _largest_value(rows, 1 / norm)
 
 
-@dataclass(frozen=True)
 class KVgrad(KVzip):
     """KVzip with the weight times |W_O v| times the slope of the sum of |h|^2 at the attention
     output of the query, h the last hidden states (kvpress); it needs a model.
     """
 
-    name: ClassVar[str] = "kvgrad"
-    needs: ClassVar[tuple[str, ...]] = ("slope",)
+    name = "kvgrad"
+    needs = ("slope",)
 
     def score(self, rows: Context) -> Tensor:
         slope = rows.slope if rows.slope is not None else torch.ones_like(rows.q[:, 0])

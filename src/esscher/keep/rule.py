@@ -11,15 +11,16 @@ of them drop it.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
+import operator
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,27 +32,7 @@ def ranking(order: Tensor) -> Tensor:
     N), (m, N) -> (m, N).
     """
     rows = order if order.ndim == 2 else order[None]
-    if rows.device.type != "cpu" or len(rows) == 1:
-        return _stable(rows)
-    # 3 times faster than torch's, but not stable
-    found = torch.from_numpy(np.argsort(-rows.numpy(), axis=1))
-    height = rows.gather(1, found)
-    tied = (height[:, 1:] == height[:, :-1]).any(1).nonzero()[:, 0]
-    if len(tied):
-        found[tied] = _stable(rows[tied])
-    return found
-
-
-def _stable(rows: Tensor) -> Tensor:
     return rows.shape[1] - 1 - rows.flip(1).argsort(dim=1, descending=True, stable=True)
-
-
-def ordered(rows: Tensor) -> Tensor:
-    """Each row from its largest number to its smallest."""
-    if rows.device.type != "cpu":
-        return rows.sort(dim=1, descending=True).values
-    # numpy sorts floats ten times faster than torch
-    return torch.from_numpy(-np.sort(-rows.numpy(), axis=1))
 
 
 # ---- Rules by name
@@ -134,27 +115,30 @@ class Rule(ABC):
         return next(self.ladder(context, [n]))
 
     def ladder(self, context: Context, counts: Sequence[int | None]) -> Iterator[Inclusion]:
-        """``include`` for each n of a ladder; what does not depend on n is found once."""
+        """``include`` for each n of a ladder; the keys of parts with numbers are found once."""
         held, free = self.start(context, counts), self.free
-        if not isinstance(free, Chance):
-            for n in counts:
-                yield self.decide(context, self.filled(context, held, n), n)
-            return
-        rest, kept = context.visible & ~held, held.sum(1).double()
-        others = [part for part in self.parts if isinstance(part, Chance) and part is not free]
-        dropped = [1 - part.probability(context, rest, None) for part in others]
-        for p in free.probabilities(context, rest, [n - kept for n in counts if n is not None]):
-            chance = 1 - math.prod(dropped, start=1 - p) if dropped else p
-            yield _inclusion(held, rest, chance, free.reweight)
+        chances = [part for part in self.parts if isinstance(part, Chance)]
+        for n in counts:
+            sure = held if free is None else held | free.fill(context, held, n or 0)
+            rest, chance = context.visible & ~sure, torch.zeros((), dtype=torch.float64)
+            for part in chances:
+                wanted = n - sure.sum(1).double() if part is free and n is not None else None
+                chance = chance + part.probability(context, rest, wanted) * (1 - chance)
+            p = torch.where(rest, chance, sure.double())
+            reweight = bool(chances) and chances[0].reweight
+            yield Inclusion(p, torch.where(p > 0, 1 / p, 1.0) if reweight else None)
 
     def start(self, context: Context, counts: Sequence[int | None]) -> Tensor:
         """The keys that parts with numbers keep, (m, N), after a check of every n of a ladder."""
         for n in counts:
             self.check(context, n)
         held = self.held(context)
-        count = float(held.sum(1).double().mean())
+        least = _least(held)
         for n in counts:
-            self.check_least(n, count)
+            if n is not None and n < least:
+                raise ValueError(
+                    f"n: {self} keeps {least} keys surely; expected at least as many, got {n}"
+                )
         return held
 
     def check(self, context: Context, n: int | None) -> None:
@@ -175,31 +159,6 @@ class Rule(ABC):
         for part in self.parts:
             part.check_numbers(context)
 
-    def check_least(self, n: int | None, held: float) -> None:
-        """Raise where n is less than the ``held`` keys that parts with numbers keep on average."""
-        if n is not None and n < (least := _least(held)):
-            raise ValueError(
-                f"n: {self} keeps {least} keys surely; expected at least as many, got {n}"
-            )
-
-    def filled(self, context: Context, sure: Tensor, n: int | None) -> Tensor:
-        """``sure`` with the keys that a part without number adds, so that every query keeps n."""
-        return sure if self.free is None else sure | self.free.fill(context, sure, n or 0)
-
-    def decide(self, context: Context, sure: Tensor, n: int | None) -> Inclusion:
-        """Probabilities and weights, given all keys that are kept surely."""
-        chances = [part for part in self.parts if isinstance(part, Chance)]
-        if not chances:
-            return Inclusion(sure.double())
-        rest = context.visible & ~sure
-        dropped = torch.ones_like(context.visible, dtype=torch.float64)
-        for part in chances:
-            wanted = None
-            if part.is_open and n is not None:
-                wanted = n - sure.sum(1).double()
-            dropped = dropped * (1 - part.probability(context, rest, wanted))
-        return _inclusion(sure, rest, 1 - dropped, chances[0].reweight)
-
     def held(self, context: Context) -> Tensor:
         """Keys that parts with numbers always keep, (m, N)."""
         sure = torch.zeros_like(context.visible)
@@ -211,7 +170,7 @@ class Rule(ABC):
         """The smallest n that the rule allows: the keys that parts with numbers keep, on average
         over the queries, and 1 at least.
         """
-        return _least(float(self.held(context).sum(1).double().mean()))
+        return _least(self.held(context))
 
     @property
     def where(self) -> str:
@@ -226,23 +185,35 @@ class Rule(ABC):
         return _SHORT.get(text, text)
 
 
-def _inclusion(sure: Tensor, rest: Tensor, chance: Tensor, reweight: bool) -> Inclusion:
-    """``chance``: that some part that keeps by chance keeps the key, where it is of the rest."""
-    probability = torch.where(rest, chance, sure.double())
-    return Inclusion(
-        probability, torch.where(probability > 0, 1 / probability, 1.0) if reweight else None
-    )
-
-
-def _least(held: float) -> int:
-    return max(1, math.ceil(held - 1e-9))
+def _least(held: Tensor) -> int:
+    return max(1, math.ceil(float(held.sum(1).double().mean()) - 1e-9))
 
 
 class Part(Rule):
-    """One part of a rule: a frozen dataclass whose fields are the numbers of its text."""
+    """One part of a rule: a frozen dataclass whose fields are the numbers of its text. Whole
+    numbers are at least 1, others above 0 and up to 1; None: left open.
+
+    ``per_query``: every query chooses keys by its own scores, so that all keys must stay in the
+    cache. ``observes``: it chooses one set of keys for all queries by what ``context.choosing``
+    attend to. ``alone``: it joins no other part.
+    """
 
     name: ClassVar[str]
-    alone: ClassVar[bool] = False  # whether it joins no other part
+    alone: ClassVar[bool] = False
+    per_query: bool = False
+    observes: bool = False
+
+    def __post_init__(self) -> None:
+        for i, field in enumerate(fields(self)):  # type: ignore[arg-type]
+            value, kind = getattr(self, field.name), str(field.type)
+            if value is None or kind.removesuffix(" | None") not in ("int", "float"):
+                continue
+            whole = kind.startswith("int")
+            fits = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+            if not fits or not 0 < value <= (math.inf if whole else 1):
+                label = self.name if i == 0 else f"{self.name}, {field.name}"
+                wanted = "whole number of at least 1" if whole else "number above 0 and up to 1"
+                raise refused(f"{label}: expected a {wanted}, got {value!r}")
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -256,20 +227,6 @@ class Part(Rule):
 
     def check_numbers(self, context: Context) -> None:
         """ValueError where its numbers do not fit the context."""
-
-    @property
-    def per_query(self) -> bool:
-        """Whether every query chooses keys by its own scores: then all keys must stay in the
-        cache.
-        """
-        return False
-
-    @property
-    def observes(self) -> bool:
-        """Whether it chooses one set of keys for all queries by what ``context.choosing`` attend
-        to.
-        """
-        return False
 
     def surely(self, context: Context) -> Tensor:
         """Keys that it always keeps by its own number, (m, N) or (N,)."""
@@ -314,13 +271,11 @@ class Pattern(Part):
         return self.keeps(context.positions[:, None], context.index)
 
 
+@dataclass(frozen=True)
 class Ranked(Part):
     """The ``size`` first keys of an order; without a size, as many as n leaves to it."""
 
-    size: int | None
-
-    def __post_init__(self) -> None:
-        as_size(self.size, self.name)
+    size: int | None = None
 
     @abstractmethod
     def order(self, context: Context) -> Tensor:
@@ -352,14 +307,7 @@ def first_of(order: Tensor, among: Tensor, count: Tensor) -> Tensor:
     """The ``count`` (m,) keys that come first among those allowed, (m, N); of equal ones the later
     first.
     """
-    along = ranking(order)
-    if len(along) == 1:  # one order for all queries: count along it
-        if bool((along.diff() > 0).all()):
-            return among & (among.cumsum(1, dtype=torch.int32) <= count[:, None])
-        taken = among[:, along[0]]
-        return (taken & (taken.cumsum(1, dtype=torch.int32) <= count[:, None]))[
-            :, along[0].argsort()
-        ]
+    along = ranking(order).expand(len(among), -1)
     taken = among.gather(1, along)
     first = taken & (taken.cumsum(1, dtype=torch.int32) <= count[:, None])
     return torch.zeros_like(first).scatter(1, along, first)
@@ -376,15 +324,6 @@ class Chance(Part):
         """(m, N) on ``rest``; ``wanted`` (m,): keys to keep on average, None where the part has its
         own number.
         """
-
-    def probabilities(
-        self, context: Context, rest: Tensor, wanted: Sequence[Tensor]
-    ) -> Iterator[Tensor]:
-        """``probability`` for each of several numbers of keys; a part that can use again what it
-        found does so.
-        """
-        for count in wanted:
-            yield self.probability(context, rest, count)
 
 
 @dataclass(frozen=True)
@@ -412,8 +351,6 @@ class Union(Rule):
     def parts(self) -> tuple[Part, ...]:
         return self.members
 
-    __str__ = Rule.__str__
-
 
 # ---- Rules as text: parts joined by +, each a name and its numbers,
 # ``sinks:4+recent:256+random:0.1:reweight``.
@@ -425,12 +362,7 @@ def parse(text: str | Rule) -> Rule:
         return text
     if not isinstance(text, str) or not text.strip():
         raise refused(f"keep: expected a rule such as sinks:4+recent:256, got {text!r}")
-    rule: Rule | None = None
-    for piece in text.split("+"):
-        part = _part(piece.strip(), text)
-        rule = part if rule is None else rule | part
-    assert rule is not None
-    return rule
+    return functools.reduce(operator.or_, (_part(piece.strip(), text) for piece in text.split("+")))
 
 
 def _part(piece: str, text: str) -> Rule:
@@ -449,76 +381,27 @@ def _part(piece: str, text: str) -> Rule:
             raise refused(f"keep: {key.strip()} is given twice in {piece!r}")
         else:
             named[key.strip()] = True if is_flag else _value(value, text)
-    parameters = inspect.signature(make).parameters
+    signature = inspect.signature(make)
+    parameters, usage = signature.parameters, name
+    for key, parameter in parameters.items():
+        usage += f":{key}" if isinstance(parameter.default, bool) else f":{key.upper()}"
     try:
-        given = inspect.signature(make).bind(*numbers, **named).arguments
+        given = signature.bind(*numbers, **named).arguments
+        for field, value in given.items():
+            if isinstance(parameters[field].default, bool) != isinstance(value, bool):
+                raise TypeError(f"got {field}={value!r}")
     except TypeError as cause:
-        raise refused(
-            f"keep: {piece!r} is not how {name} is written: {_usage(name, parameters)} ({cause})"
-        ) from None
-    for field, value in given.items():
-        if isinstance(parameters[field].default, bool) != isinstance(value, bool):
-            raise refused(
-                f"keep: {piece!r} is not how {name} is written: {_usage(name, parameters)}"
-            )
+        raise refused(f"keep: {piece!r} is not how {name} is written: {usage} ({cause})") from None
     return make(*numbers, **named)
 
 
 def _value(word: str, text: str) -> object:
-    word = word.strip()
-    if re.fullmatch(r"\d+", word):
-        return int(word)
-    if re.fullmatch(r"\d+(,\d+)+", word):
-        return tuple(int(x) for x in word.split(","))
     try:
-        return float(word)
+        if "," in word:
+            return tuple(int(x) for x in word.split(","))
+        return int(word) if re.fullmatch(r"\s*-?\d+\s*", word) else float(word)
     except ValueError:
         raise refused(f"keep: expected a number, got {word!r} in {text!r}") from None
-
-
-def _usage(name: str, parameters: Mapping[str, inspect.Parameter]) -> str:
-    return ":".join(
-        [
-            name,
-            *(
-                key if isinstance(field.default, bool) else key.upper()
-                for key, field in parameters.items()
-            ),
-        ]
-    )
-
-
-# ---- Numbers of a rule, checked where it is written.
-
-
-def as_size(value: Any, name: str, *, least: int = 1) -> int | None:
-    """A whole number of keys, or None where it is left open."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise refused(f"{name}: expected a whole number of at least {least}, got {value!r}")
-    return value
-
-
-def as_fraction(value: Any, name: str) -> float | None:
-    """A probability above 0 and up to 1, or None where it is left open."""
-    if value is None:
-        return None
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not 0 < value <= 1
-        or math.isnan(value)
-    ):
-        raise refused(f"{name}: expected a probability above 0 and up to 1, got {value!r}")
-    return float(value)
-
-
-def as_between(value: Any, name: str, low: float, high: float) -> float:
-    """A number above ``low`` and below ``high``."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low < value < high:
-        raise refused(f"{name}: expected a number above {low:g} and below {high:g}, got {value!r}")
-    return float(value)
 
 
 # ---- Queries some at a time: what needs all pairs of queries and keys never has them open at

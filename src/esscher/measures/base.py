@@ -102,20 +102,15 @@ class Measure(ABC):
         """Whether y and -y have the same law."""
         return False
 
-    def along(self, theta: Float64[Tensor, " d"]) -> list[Line] | None:
-        """The law along one tilt as one or several sets of nodes whose weights sum to one
-        together.
-        """
-        return None
-
-    def pieces(self, theta: Float64[Tensor, " d"], cut: float) -> list[Line] | None:
-        """As ``along``; no node stands for tokens on both sides of the score ``cut``, where a
-        function may jump.
+    def along(self, theta: Float64[Tensor, " d"], cut: float | None = None) -> list[Line] | None:
+        """The law along one tilt as one or several sets of nodes whose weights sum to one together.
+        With a ``cut`` no node stands for tokens on both sides of that score, where a function may
+        jump.
         """
         return None
 
     def score_tail(self, theta: Float64[Tensor, " d"], cut: float) -> float | None:
-        """P(<theta, y> > cut), with its relative digits; asked where there are ``pieces``."""
+        """P(<theta, y> > cut), with its relative digits; asked where ``along`` takes a cut."""
         return None
 
     def as_rotational(self) -> Rotational | None:
@@ -152,12 +147,10 @@ class Measure(ABC):
         """A radius that |y - E y| never exceeds."""
         return None
 
-    def norm_moment(self, order: int) -> float | None:
-        """E|y - E y|^order, ``order`` even and at least 2, or a number above it."""
-        return None
-
-    def value_fourth_moment(self, V: Float64[Tensor, "d_out d"]) -> float | None:
-        """E|V (y - E y)|^4, or a number above it."""
+    def norm_moment(self, order: int, V: Float64[Tensor, "d_out d"] | None = None) -> float | None:
+        """E|y - E y|^order, ``order`` even and at least 2, or a number above it; with V, asked for
+        order 4 alone, E|V (y - E y)|^4.
+        """
         return None
 
     def tilted_moment(self, order: int) -> tuple[float, float] | None:

@@ -16,7 +16,7 @@ from esscher.measures import line
 from esscher.measures.base import Measure, from_cumulants
 from esscher.measures.fields import Dim, LawFields
 from esscher.measures.line import Line, check_nodes, ladder, normalised, panels
-from esscher.measures.matrices import check_covariance, in_range, is_diagonal, product
+from esscher.measures.matrices import check_covariance, in_range, product
 
 
 class Gaussian(Measure):
@@ -42,14 +42,6 @@ class Gaussian(Measure):
         shifted = f", |mean|={float(self._mean.norm()):.4g}" if bool(self._mean.any()) else ""
         return f"Gaussian(dim={self.dim}, tr cov={float(self._cov.trace()):.4g}{shifted})"
 
-    @cached_property
-    def _spectrum(self) -> Float64[Tensor, " d"]:
-        """The eigenvalues of Sigma."""
-        if is_diagonal(self._cov):
-            return self._cov.diagonal()
-        values: Tensor = torch.linalg.eigvalsh(self._cov).clamp_min(0.0)
-        return values
-
     def _log_laplace(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, " m"]:
         return rows @ self._mean + 0.5 * ((rows @ self._cov) * rows).sum(-1)
 
@@ -66,24 +58,38 @@ class Gaussian(Measure):
     def is_even(self) -> bool:
         return not bool(self._mean.any())
 
-    def along(self, theta: Float64[Tensor, " d"]) -> list[Line]:
-        s, step = self._score_step(theta)
-        # weights tilt by up to exp(2 score), which moves the bell to g = 2s
-        g = ladder(-10.0, 2 * s + 10.0, step).to(theta.device) if s > 0.0 else theta.new_zeros(1)
-        return [self._line(theta, g, normalised(-0.5 * g * g))]
+    def along(self, theta: Float64[Tensor, " d"], cut: float | None = None) -> list[Line]:
+        """Score m.theta + s g, token m + L u g with covariance L (I - u u^T) L^T; L = root, u = L^T
+        theta / s, s its length; panels of g that end where the score is ``cut``.
 
-    def pieces(self, theta: Float64[Tensor, " d"], cut: float) -> list[Line]:
-        """Panels of g that end where the score is ``cut``."""
-        s, step = self._score_step(theta)
+        Whatever unit vector u is, these are two parts of the same Gaussian: rounding of u costs
+        nothing where s nearly vanishes. Where it does vanish, u = 0.
+        """
+        mean, u = self.mean.double(), self.root.T @ theta
+        s, centre = float(u.norm()), float(theta @ mean)
+        step = min(0.25, line.STEP / s) if s > 0.0 else 0.25  # in g: at most STEP in the score
         if s == 0.0:
-            return self.along(theta)
-        place = (cut - float(theta @ self.mean.double())) / s
-        check_nodes(2.0 * (2 * s + 26.0) / step)
-        z, weights = (
-            x.to(theta.device) for x in panels(-10.0 / step, (2 * s + 16.0) / step, place / step)
-        )
-        g = step * z
-        return [self._line(theta, g, normalised(weights.log() - 0.5 * g**2))]
+            g, log_lengths = theta.new_zeros(1), theta.new_zeros(1)
+        elif cut is None:
+            # weights tilt by up to exp(2 score), which moves the bell to g = 2s
+            g = ladder(-10.0, 2 * s + 10.0, step).to(theta.device)
+            log_lengths = torch.zeros_like(g)
+        else:
+            check_nodes(2.0 * (2 * s + 26.0) / step)
+            place = (cut - centre) / s / step
+            z, lengths = panels(-10.0 / step, (2 * s + 16.0) / step, place)
+            g, log_lengths = step * z.to(theta.device), lengths.to(theta.device).log()
+        u = u / s if s > 0.0 else u
+        across = self.root @ u
+        return [
+            Line(
+                centre + s * g,
+                normalised(log_lengths - 0.5 * g * g),
+                mean + g[:, None] * across,
+                torch.ones_like(g),
+                self.root - torch.outer(across, u),
+            )
+        ]
 
     def score_tail(self, theta: Float64[Tensor, " d"], cut: float) -> float:
         s, centre = float((self.root.T @ theta).norm()), float(theta @ self.mean.double())
@@ -91,45 +97,19 @@ class Gaussian(Measure):
             return float(centre > cut)
         return 0.5 * math.erfc((cut - centre) / s / math.sqrt(2.0))
 
-    def _score_step(self, theta: Float64[Tensor, " d"]) -> tuple[float, float]:
-        """The deviation s of the score, and a step in g that is at most ``line.STEP`` in it."""
-        s = float((self.root.T @ theta).norm())
-        return s, min(0.25, line.STEP / s) if s > 0.0 else 0.25
-
-    def _line(self, theta: Tensor, g: Tensor, log_weights: Tensor) -> Line:
-        """Score m.theta + s g, token m + L u g with covariance L (I - u u^T) L^T; L = root, u = L^T
-        theta / s, s its length.
-
-        Whatever unit vector u is, these are two parts of the same Gaussian: rounding of u costs
-        nothing where s nearly vanishes. Where it does vanish, u = 0.
-        """
-        u = self.root.T @ theta
-        s = float(u.norm())
-        u = u / s if s > 0.0 else u
-        mean, along = self.mean.double(), self.root @ u
-        return Line(
-            float(theta @ mean) + s * g,
-            log_weights,
-            mean + g[:, None] * along,
-            torch.ones_like(g),
-            self.root - torch.outer(along, u),
-        )
-
     @cached_property
     def subgaussian_root(self) -> Float64[Tensor, "d d"]:
         """Equality with S = Sigma."""
         return self.root
 
-    def norm_moment(self, order: int) -> float:
-        """|y - m|^2 has the cumulants 2^{r-1} (r-1)! tr Sigma^r."""
-        sums = [float((self._spectrum**r).sum()) for r in range(1, order // 2 + 1)]
-        return from_cumulants([2.0**r * math.factorial(r) * total for r, total in enumerate(sums)])
-
-    def value_fourth_moment(self, V: Float64[Tensor, "d_out d"]) -> float:
-        """(tr G Sigma)^2 + 2 tr (G Sigma)^2, G = V^T V."""
-        spread = product(V, self.root)
-        cov = product(spread, spread.T)
-        return float(cov.trace() ** 2 + 2.0 * (cov * cov).sum())
+    def norm_moment(self, order: int, V: Float64[Tensor, "d_out d"] | None = None) -> float:
+        """|V (y - m)|^2 has the cumulants 2^{r-1} (r-1)! tr C^r, C = V Sigma V^T."""
+        root = self.root if V is None else product(V, self.root)
+        cov, power, cumulants = product(root, root.T), None, []
+        for r in range(order // 2):
+            power = cov if power is None else product(power, cov)
+            cumulants.append(2.0**r * math.factorial(r) * float(power.trace()))
+        return from_cumulants(cumulants)
 
     def tilted_moment(self, order: int) -> tuple[float, float]:
         """y - m = Sigma theta + centred: 2^{p-1} (||Sigma||^p |theta|^p + E|y - m|^p), as in [S]

@@ -90,6 +90,12 @@ def spectral_norm(matrix: Float64[Tensor, "r c"]) -> float:
     return largest_singular(matrix)[0]
 
 
+def isotropic(V: Float64[Tensor, "d_out d"]) -> float:
+    """(tr G)^2 + 2 tr G^2, G = V^T V: E|V g|^4 for standard normal g."""
+    G = product(V.T, V)
+    return float(G.trace() ** 2 + 2.0 * (G * G).sum())
+
+
 # ---- rows of vectors
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, Literal
@@ -45,12 +45,8 @@ class Mixture(Measure):
     """
 
     def __init__(self, weights: Any, components: Sequence[Measure]) -> None:
-        if not isinstance(components, Sequence) or not all(
-            isinstance(component, Measure) for component in components
-        ):
+        if not components or not all(isinstance(part, Measure) for part in components):
             raise ValueError(f"components: expected a list of measures, got {components!r}")
-        if len(components) == 0:
-            raise ValueError("components: expected at least one measure, got none")
         dims = {component.dim for component in components}
         if len(dims) > 1:
             raise ValueError(
@@ -133,14 +129,8 @@ class Mixture(Measure):
         pairs = zip(self.weights.tolist(), self.components, strict=True)
         return [(weight, component) for weight, component in pairs if weight > 0]
 
-    def along(self, theta: Float64[Tensor, " d"]) -> list[Line] | None:
-        return self._joined(lambda component: component.along(theta))
-
-    def pieces(self, theta: Float64[Tensor, " d"], cut: float) -> list[Line] | None:
-        return self._joined(lambda component: component.pieces(theta, cut))
-
-    def _joined(self, nodes: Callable[[Measure], list[Line] | None]) -> list[Line] | None:
-        parts = [(weight, nodes(component)) for weight, component in self._used]
+    def along(self, theta: Float64[Tensor, " d"], cut: float | None = None) -> list[Line] | None:
+        parts = [(weight, component.along(theta, cut)) for weight, component in self._used]
         if any(lines is None for _, lines in parts):
             return None
         return [
@@ -150,13 +140,10 @@ class Mixture(Measure):
         ]
 
     def score_tail(self, theta: Float64[Tensor, " d"], cut: float) -> float | None:
-        total = 0.0
-        for weight, component in self._used:
-            tail = component.score_tail(theta, cut)
-            if tail is None:
-                return None
-            total += weight * tail
-        return total
+        tails = [component.score_tail(theta, cut) for _, component in self._used]
+        if None in tails:
+            return None
+        return sum(w * (tail or 0.0) for (w, _), tail in zip(self._used, tails, strict=True))
 
     @cached_property
     def subgaussian_root(self) -> Float64[Tensor, "d d"] | None:
@@ -172,37 +159,25 @@ class Mixture(Measure):
         between = self._times_identity(ball_radius(means) ** 2)
         return check_covariance(functools.reduce(upper_bound, known) + between, "S")[1]
 
+    def _apart_means(self) -> list[Tensor]:
+        return [component.mean.double() - self.mean.double() for _, component in self._used]
+
     def support_radius(self) -> float | None:
-        radii = []
-        for _, component in self._used:
-            radius = component.support_radius()
-            if radius is None:
-                return None
-            radii.append(radius + float((component.mean.double() - self.mean.double()).norm()))
-        return max(radii)
+        radii = [component.support_radius() for _, component in self._used]
+        if None in radii:
+            return None
+        pairs = zip(radii, self._apart_means(), strict=True)
+        return max((radius or 0.0) + float(apart.norm()) for radius, apart in pairs)
 
-    def norm_moment(self, order: int) -> float | None:
+    def norm_moment(self, order: int, V: Float64[Tensor, "d_out d"] | None = None) -> float | None:
         """From above (Minkowski)."""
-        return self._moment(
-            order, lambda component: component.norm_moment(order), lambda apart: apart
-        )
-
-    def value_fourth_moment(self, V: Float64[Tensor, "d_out d"]) -> float | None:
-        """From above (Minkowski)."""
-        return self._moment(
-            4, lambda component: component.value_fourth_moment(V), lambda apart: V @ apart
-        )
-
-    def _moment(
-        self, order: int, of: Callable[[Measure], float | None], value: Callable[[Tensor], Tensor]
-    ) -> float | None:
         total = 0.0
-        for weight, component in self._used:
-            own = of(component)
+        for (weight, component), apart in zip(self._used, self._apart_means(), strict=True):
+            own = component.norm_moment(order, V)
             if own is None:
                 return None
-            apart = value(component.mean.double() - self.mean.double())
-            total += weight * power(float(apart.norm()) + own ** (1.0 / order), order)
+            shift = float((apart if V is None else V @ apart).norm())
+            total += weight * power(shift + own ** (1.0 / order), order)
         return total
 
 

@@ -107,8 +107,8 @@ class Pool(Measure):
     def points(self) -> Float64[Tensor, "N d"]:
         return self.tokens.double()
 
-    def along(self, theta: Float64[Tensor, " d"]) -> list[Line]:
-        return [points(theta, self.tokens.double())]
+    def along(self, theta: Float64[Tensor, " d"], cut: float | None = None) -> list[Line] | None:
+        return None if cut is not None else [points(theta, self.tokens.double())]
 
     @cached_property
     def subgaussian_root(self) -> Float64[Tensor, "d d"]:
@@ -120,10 +120,7 @@ class Pool(Measure):
     def support_radius(self) -> float:
         return float((self.tokens.double() - self.mean.double()).norm(dim=1).max())
 
-    def norm_moment(self, order: int) -> float:
+    def norm_moment(self, order: int, V: Float64[Tensor, "d_out d"] | None = None) -> float:
         apart = self.tokens.double() - self.mean.double()
+        apart = apart if V is None else apart @ V.T
         return float((apart.norm(dim=1) ** order).mean())
-
-    def value_fourth_moment(self, V: Float64[Tensor, "d_out d"]) -> float:
-        apart = self.tokens.double() - self.mean.double()
-        return float(((apart @ V.T).norm(dim=1) ** 4).mean())

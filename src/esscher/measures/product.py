@@ -17,7 +17,7 @@ from esscher.measures import line
 from esscher.measures.base import Measure, from_cumulants, power, to_cumulants
 from esscher.measures.fields import fields_of
 from esscher.measures.line import NEGLIGIBLE, Line, ladder, normalised, points
-from esscher.measures.matrices import as_size, product
+from esscher.measures.matrices import as_size, isotropic
 from esscher.measures.radial import scaled_log, scaled_mean, spread
 from esscher.measures.rotational import Ball
 
@@ -90,23 +90,18 @@ class Product(Measure):
         sigma = self._sigma_1d()
         return None if sigma is None else self._times_identity(sigma)
 
-    def norm_moment(self, order: int) -> float:
-        """Cumulants of |y|^2 are d times those of y_i^2."""
-        cumulants = to_cumulants([self._moment_1d(2 * r) for r in range(1, order // 2 + 1)])
-        return _or_infinite(from_cumulants([self.dim * k for k in cumulants]))
-
-    def value_fourth_moment(self, V: Float64[Tensor, "d_out d"]) -> float:
-        """m_2^2 ((tr G)^2 + 2 tr G^2) + (m_4 - 3 m_2^2) sum_i G_ii^2, G = V^T V."""
-        G = product(V.T, V)
-        isotropic = float(G.trace() ** 2 + 2.0 * (G * G).sum())
+    def norm_moment(self, order: int, V: Float64[Tensor, "d_out d"] | None = None) -> float:
+        """Cumulants of |y|^2 are d times those of y_i^2. With V: m_2^2 ((tr G)^2 + 2 tr G^2) + (m_4
+        - 3 m_2^2) sum_i G_ii^2, G = V^T V.
+        """
         m2, m4 = self._moment_1d(2), self._moment_1d(4)
-        excess = (m4 - 3.0 * m2 * m2) * float((G.diagonal() ** 2).sum())
-        return _or_infinite(m2 * m2 * isotropic + excess)
-
-
-def _or_infinite(moment: float) -> float:
-    """inf - inf: beyond float64."""
-    return math.inf if math.isnan(moment) else moment
+        if V is None:
+            cumulants = to_cumulants([self._moment_1d(2 * r) for r in range(1, order // 2 + 1)])
+            moment = from_cumulants([self.dim * k for k in cumulants])
+        else:
+            fourth = float((V.square().sum(0) ** 2).sum())
+            moment = m2 * m2 * isotropic(V) + (m4 - 3.0 * m2 * m2) * fourth
+        return math.inf if math.isnan(moment) else moment  # inf - inf: beyond float64
 
 
 class _Bounded(Product):
@@ -158,9 +153,9 @@ class Cube(_Bounded):
             return None
         return Ball(1, self.half_width, dtype=self.dtype, device=self.device)
 
-    def along(self, theta: Float64[Tensor, " d"]) -> list[Line] | None:
+    def along(self, theta: Float64[Tensor, " d"], cut: float | None = None) -> list[Line] | None:
         ball = self.as_rotational()
-        return None if ball is None else ball.along(theta)
+        return None if ball is None else ball.along(theta, cut)
 
 
 class Rademacher(_Bounded):
@@ -179,8 +174,9 @@ class Rademacher(_Bounded):
     def _edge_1d(self) -> float:
         return self.scale
 
-    def along(self, theta: Float64[Tensor, " d"]) -> list[Line] | None:
-        return None if self.dim > CORNERS else [points(theta, self._corners())]
+    def along(self, theta: Float64[Tensor, " d"], cut: float | None = None) -> list[Line] | None:
+        known = self.dim <= CORNERS and cut is None
+        return [points(theta, self._corners())] if known else None
 
     def points(self) -> Float64[Tensor, "N d"] | None:
         return None if self.dim > FEW else self._corners()
@@ -230,9 +226,9 @@ class Laplace(Product):
     def _moment_1d(self, order: int) -> float:
         return math.factorial(order) * power(self.scale, order)
 
-    def along(self, theta: Float64[Tensor, " d"]) -> list[Line] | None:
+    def along(self, theta: Float64[Tensor, " d"], cut: float | None = None) -> list[Line] | None:
         """Token +-b e^z with weight exp(z - e^z) / 2: one dimension only, no spread."""
-        if self.dim > 1:
+        if self.dim > 1 or cut is not None:
             return None
         size = self.scale * abs(float(theta))
         top = math.log(2.5 * NEGLIGIBLE / (1.0 - size))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -19,7 +18,7 @@ from esscher.measures import line
 from esscher.measures.base import Measure, power
 from esscher.measures.fields import fields_of
 from esscher.measures.line import Line, check_nodes, edge, invert, ladder, normalised, panels
-from esscher.measures.matrices import as_size, norms, product, units
+from esscher.measures.matrices import as_size, isotropic, norms, units
 from esscher.measures.radial import scaled_log, scaled_mean, spread
 
 Floats = npt.NDArray[np.float64]
@@ -34,29 +33,29 @@ class Rotational(Measure):
     """
 
     is_entire: ClassVar[bool] = True
+    filled: ClassVar[bool]  # uniform in the ball, not on the sphere
 
     def __init__(self, dim: Any, radius: Any = 1.0, **place: Any) -> None:
         super().__init__(dim, **place)
         self.radius = as_size(radius, "radius")
 
     @property
-    @abstractmethod
     def order(self) -> float:
         """Bessel order v."""
+        return self.dim / 2 + self.filled
 
-    @abstractmethod
-    def quantile(self, chance: Floats) -> Floats:
+    def quantile(self, chance: float) -> float:
         """The length |y| whose distribution function is ``chance``."""
+        return float(self.radius * (chance ** (1.0 / self.dim) if self.filled else 1.0))
 
-    @abstractmethod
     def lengths(self, count: int) -> tuple[Floats, Floats]:
         """Nodes of |y| and their weights, which sum to one: exact for polynomials of degree 2 count
-        - 1, or fewer nodes.
+        - 1. Gauss-Jacobi nodes for the density d r^(d-1) on [0, 1] where the ball is filled.
         """
-
-    @abstractmethod
-    def _length_moment(self, order: int) -> float:
-        """E|y|^order / R^order."""
+        if not self.filled:
+            return np.array([self.radius]), np.ones(1)
+        nodes, weights = scipy.special.roots_jacobi(count, 0.0, self.dim - 1.0)
+        return self.radius * 0.5 * (nodes + 1.0), weights / weights.sum()
 
     def _log_laplace(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, " m"]:
         return scaled_log(self.order, self.radius, rows)
@@ -74,9 +73,13 @@ class Rotational(Measure):
     def _extreme(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d"]:
         return self.radius * units(rows)
 
-    def _directions(self, n: int, generator: torch.Generator | None) -> Float64[Tensor, "n d"]:
+    def _sample(self, n: int, generator: torch.Generator | None) -> Float64[Tensor, "n d"]:
         noise = self._noise(torch.randn, n, self.dim, generator)
-        return torch.nn.functional.normalize(noise, eps=1e-300)
+        directions = torch.nn.functional.normalize(noise, eps=1e-300)
+        if not self.filled:
+            return self.radius * directions
+        share = self._noise(torch.rand, n, 1, generator)
+        return self.radius * share ** (1 / self.dim) * directions
 
     @property
     def is_even(self) -> bool:
@@ -85,10 +88,7 @@ class Rotational(Measure):
     def as_rotational(self) -> Rotational:
         return self
 
-    def along(self, theta: Float64[Tensor, " d"]) -> list[Line]:
-        return self.pieces(theta, None)
-
-    def pieces(self, theta: Float64[Tensor, " d"], cut: float | None) -> list[Line]:
+    def along(self, theta: Float64[Tensor, " d"], cut: float | None = None) -> list[Line]:
         """Token R (x u + sqrt(1 - x^2) w): x the cosine, w uniform across u. Panels of the cosine
         end where the score is ``cut``.
         """
@@ -164,14 +164,11 @@ class Rotational(Measure):
     def support_radius(self) -> float:
         return self.radius
 
-    def norm_moment(self, order: int) -> float:
-        return power(self.radius, order) * self._length_moment(order)
-
-    def value_fourth_moment(self, V: Float64[Tensor, "d_out d"]) -> float:
-        """E|y|^4 ((tr G)^2 + 2 tr G^2) / (d (d+2)), G = V^T V."""
-        G = product(V.T, V)
-        isotropic = float(G.trace() ** 2 + 2.0 * (G * G).sum())
-        return self.norm_moment(4) * isotropic / (self.dim * (self.dim + 2))
+    def norm_moment(self, order: int, V: Float64[Tensor, "d_out d"] | None = None) -> float:
+        """E|y|^order; with V: E|y|^4 ((tr G)^2 + 2 tr G^2) / (d (d+2)), G = V^T V."""
+        share = self.dim / (self.dim + order) if self.filled else 1.0
+        moment = power(self.radius, order) * share
+        return moment if V is None else moment * isotropic(V) / (self.dim * (self.dim + 2))
 
 
 def _log_sech(y: float) -> float:
@@ -181,50 +178,16 @@ def _log_sech(y: float) -> float:
 class Sphere(Rotational):
     """Uniform on the sphere of the given radius in R^dim; Bessel order d/2."""
 
-    @property
-    def order(self) -> float:
-        return self.dim / 2
-
-    def _sample(self, n: int, generator: torch.Generator | None) -> Float64[Tensor, "n d"]:
-        return self.radius * self._directions(n, generator)
-
-    def quantile(self, chance: Floats) -> Floats:
-        return np.full_like(chance, self.radius)
-
-    def lengths(self, count: int) -> tuple[Floats, Floats]:
-        return np.array([self.radius]), np.ones(1)
-
-    def _length_moment(self, order: int) -> float:
-        return 1.0
-
-
-SphereFields = fields_of(Sphere, "radius")
+    filled = False
 
 
 class Ball(Rotational):
     """Uniform in the ball of the given radius in R^dim; Bessel order d/2 + 1."""
 
-    @property
-    def order(self) -> float:
-        return self.dim / 2 + 1
-
-    def _sample(self, n: int, generator: torch.Generator | None) -> Float64[Tensor, "n d"]:
-        directions = self._directions(n, generator)
-        share = self._noise(torch.rand, n, 1, generator)
-        return self.radius * share ** (1 / self.dim) * directions
-
-    def quantile(self, chance: Floats) -> Floats:
-        return np.asarray(self.radius * chance ** (1.0 / self.dim))
-
-    def lengths(self, count: int) -> tuple[Floats, Floats]:
-        """Gauss-Jacobi nodes for the density d r^(d-1) on [0, 1]."""
-        nodes, weights = scipy.special.roots_jacobi(count, 0.0, self.dim - 1.0)
-        return self.radius * 0.5 * (nodes + 1.0), weights / weights.sum()
-
-    def _length_moment(self, order: int) -> float:
-        return self.dim / (self.dim + order)
+    filled = True
 
 
+SphereFields = fields_of(Sphere, "radius")
 BallFields = fields_of(Ball, "radius")
 
 

@@ -134,7 +134,7 @@ class Setting:
         sigma, tau = measure.sigma, queries.sigma  # sub-Gaussian parameters of the centred laws
         self.sigma = None if sigma is None else max(sigma, SMALLEST)
         self.u_norm = None if tau is None else tau * self.a_norm
-        self.fourth = measure.value_fourth_moment(V)  # E|V (y - E y)|^4
+        self.fourth = measure.norm_moment(4, V)  # E|V (y - E y)|^4
         self.token_fourth, self.token_eighth = measure.norm_moment(4), measure.norm_moment(8)
         horizon, coupling = proved_coupling(head, measure)
         self.horizon: float | None = horizon

@@ -224,7 +224,7 @@ def delta_bound_numbers(head: Head, measure: Measure, query: Any) -> dict[str, f
     """
     theta = head.tilt(as_tensor(query, "query", ndim=1).double())
     V = head.V.double()
-    fourth = measure.value_fourth_moment(V)
+    fourth = measure.norm_moment(4, V)
     if fourth is None:
         raise ValueError(f"measure: the fourth moment of {type(measure).__name__} is not known")
     from esscher.attention.limit import second_tilt  # exponents alone need no laws

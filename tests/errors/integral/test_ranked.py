@@ -9,7 +9,7 @@ import torch
 import esscher.keep as keep
 from esscher.errors.keep_curve import ranked_errors
 from esscher.keep.context import Context
-from esscher.keep.rule import ordered, ranking
+from esscher.keep.rule import ranking
 
 COUNTS = [50, 5, 10, 250, 280]
 
@@ -57,7 +57,6 @@ def test_equal_keys_are_ranked_from_the_last() -> None:
     height = torch.tensor([[2.0, 1.0, 2.0, 3.0], [1.0, 2.0, 3.0, 4.0]])
     assert ranking(height).tolist() == [[3, 2, 0, 1], [3, 2, 1, 0]]
     assert ranking(height[0]).tolist() == [[3, 2, 0, 1]]
-    assert ordered(height).tolist() == [[3, 2, 2, 1], [4, 3, 2, 1]]
 
 
 def test_queries_that_see_fewer_keys_than_n_keep_what_they_see() -> None:
