@@ -62,7 +62,7 @@ def test_one_set_chosen_by_others(rule: str, chosen: str) -> None:
     by, places = (choosing, [CACHE - 1] * 6) if chosen == "by earlier queries" else (judged, PLACES)
     pi = weights(by, k, places)
     apart = torch.cdist(pi @ v, v)
-    loss = torch.where(pi > 0.5, pi * apart / (1 - pi), pi * apart)
+    loss = pi * apart / (1 - pi)
     q = by / DIM**0.5
     spread = (q - q.mean(0)).T @ (q - q.mean(0)) / len(q)
     order = {

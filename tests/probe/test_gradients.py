@@ -128,7 +128,7 @@ def test_impact_is_measured_behind_the_output(llama: Run) -> None:
     for i in range(per):  # queries before the cut choose among the keys there
         chose = weights(asked.choosing, i)[:, :cut]
         moved = (v[None, :cut] - (chose @ v[:cut])[:, None]) @ into[i]
-        impact += (chose * moved.norm(dim=2)).square().sum(0)
+        impact += (chose / (1 - chose) * moved.norm(dim=2)).square().sum(0)
     rows = llama.table("frontier").query("layer == 1 and rule == 'impact' and share == 0.25")
     kept = torch.cat([impact.topk(round(0.25 * cut)).indices, torch.arange(cut, len(k))])
     for i in range(per):

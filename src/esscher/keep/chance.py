@@ -134,17 +134,16 @@ class Neyman(Chance):
         return fill_up(gains, wanted) * rest
 
 
-def gain(context: Context, *, behind_output: bool = False) -> Tensor:
+def gain(context: Context) -> Tensor:
     """pi |c|, (m, N); of a key with more than half of the weight what its loss would cost, pi |c| /
     (1 - pi).
 
     The first order knows only small changes: of a key that has nearly all the weight it sees that
     |c| nearly vanishes, where without it nothing would be left. pi c / (1 - pi) is exact for the
     loss of one key; c / (1 - pi) is measured as the value's distance from the limit of the others.
-    ``behind_output``: |W_O c| in place of |c|.
     """
     inside, context = context.inside, context.whole
-    found = context.attention * (context.impact if behind_output else context.distance)
+    found = context.attention * context.distance
     weight, top = context.attention[:, inside].max(1)
     top = inside[top]
     rows = (weight > 0.5).nonzero()[:, 0]
@@ -153,9 +152,7 @@ def gain(context: Context, *, behind_output: bool = False) -> Tensor:
         alone = (others == -torch.inf).all(1, keepdim=True)  # it sees no other key
         limit = torch.softmax(others.masked_fill(alone, 0.0), 1) @ context.near
         away = context.near[top[rows]] - limit
-        found[rows, top[rows]] = weight[rows] * (
-            context.felt(away, rows) if behind_output else away.norm(dim=1)
-        )
+        found[rows, top[rows]] = weight[rows] * away.norm(dim=1)
     return found[:, inside]
 
 

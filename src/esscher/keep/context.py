@@ -185,37 +185,9 @@ class Context:
             return torch.cdist(self.drift, self.near, compute_mode="donot_use_mm_for_euclid_dist")
         # float32 values are known no better than this difference of squares in float64, which costs
         # a fifth
-        return _distances(self.drift, self.near)
-
-    def felt(self, difference: Tensor, rows: Tensor) -> Tensor:
-        """|W_O x| of differences of values (r, d_v), each by the head of its row; |x| where no W_O
-        is known.
-        """
-        if self.output is None or self.heads is None:
-            return difference.square().sum(1).sqrt()
-        of, found = self.heads[rows], difference.new_empty(len(rows))
-        for head in torch.unique(of).tolist():
-            found[of == head] = (difference[of == head] @ self.output[head].double()).norm(dim=1)
-        return found
-
-    @cached_property
-    def impact(self) -> Tensor:
-        """|W_O c|, (m, N): what a key's value is away from the limit, as the residual stream feels
-        it; |c| without W_O.
-        """
-        if self.output is None or self.heads is None:
-            return self.distance
-        found = torch.empty_like(self.attention)
-        for head in torch.unique(self.heads).tolist():
-            own, into = self.heads == head, self.output[head].double()
-            found[own] = _distances(self.drift[own] @ into, self.near @ into)
-        return found
-
-
-def _distances(first: Tensor, second: Tensor) -> Tensor:
-    inner = first @ second.T
-    square = second.square().sum(1) - 2 * inner + first.square().sum(1, keepdim=True)
-    return square.clamp_(min=0).sqrt_()
+        inner = self.drift @ self.near.T
+        square = self.near.square().sum(1) - 2 * inner + self.drift.square().sum(1, keepdim=True)
+        return square.clamp_(min=0).sqrt_()
 
 
 def _positions(value: Any, queries: int, keys: int) -> Tensor:

@@ -6,13 +6,12 @@ H2O and TOVA are :class:`Heavy` with other settings (``named.py``).
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from esscher.keep.chance import gain
 from esscher.keep.context import Context
 from esscher.keep.rule import Ranked, blocks
 
@@ -138,7 +137,7 @@ class CriticalKV(Heavy):
 
 class Impact(Heavy):
     """The ``size`` keys whose loss changes the head's output most, behind W_O: the root mean
-    square of pi |W_O (v - output)| over the queries (cf. ReST-KV, CAOTE).
+    square of pi/(1 - pi) |W_O (v - output)| over the queries (ReST-KV, CAOTE).
 
     ``pool``: the mean of so many neighbours counts where it is larger than a key's own score.
     """
@@ -146,7 +145,7 @@ class Impact(Heavy):
     name = "impact"
 
     def score(self, rows: Context) -> Tensor:
-        return gain(rows, behind_output=True).square().sum(0)
+        return removal_cost(replace(rows, metric=None))
 
     def finish(self, total: Tensor, count: int) -> Tensor:
         own = (total / count).sqrt()

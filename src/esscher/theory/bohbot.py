@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from esscher.inputs import as_counts, as_positive
-from esscher.theory.prediction import Conditions, Floats, Prediction, Setting
+from esscher.theory.prediction import Conditions, Floats, Prediction, Setting, state
 
 PROVED = "1/(2(1+32Ψ))"  # the exponent as pictures and tables write it
 EXPERIMENTAL = "1/(2(1+Ψ))"
@@ -44,40 +44,16 @@ def moments(setting: Setting) -> list[Prediction]:
     uniform = {"radius": setting.radius}
     if horizon is not None:  # the constant before exp(log_growth) is not given in the sources
         uniform |= {"horizon": horizon, "log_growth": (setting.radius * horizon) ** 2}
+    rows = (
+        ("b-moments", moment_exponent),
+        ("b-moments-experimental", moment_exponent_experimental),
+    )
     return [
-        Prediction(
-            name="b-moments",
-            source="[B] Theorem 4.4",
-            formula=(
-                "beta = 1 / (2 (1 + 32 Psi)), Psi = ||S||_2 ||S^{1/2} A||_2^2, "
-                "S sub-Gaussian: E exp<u, y - E y> <= exp(u^T S u / 2)"
-            ),
-            status="proved (asymptotic)",
-            quantity="mean and cov",
-            conditions=conditions,
-            exponent=None if psi is None else moment_exponent(psi),
-            numbers=numbers,
+        *(
+            state(name, conditions, None if psi is None else exponent(psi), numbers=numbers)
+            for name, exponent in rows
         ),
-        Prediction(
-            name="b-moments-experimental",
-            source="a summary of [B], in an experiment it suggests",
-            formula="beta = 1 / (2 (1 + Psi))",
-            status="experimental",
-            quantity="mean and cov",
-            conditions=conditions,
-            exponent=None if psi is None else moment_exponent_experimental(psi),
-            numbers=numbers,
-        ),
-        Prediction(
-            name="b-uniform",
-            source="[B] Theorem 3.4 and section 4.1",
-            formula="C(R) / sqrt(n), ln C(R) of order R^2 ||S^(1/2) A||^2",
-            status="proved (asymptotic)",
-            quantity="uniform",
-            conditions=(subgaussian,),
-            exponent=0.5,
-            numbers=uniform,
-        ),
+        state("b-uniform", (subgaussian,), 0.5, numbers=uniform),
     ]
 
 
@@ -107,21 +83,10 @@ def hardmax(setting: Setting) -> list[Prediction]:
     a = float(head.A)
     scale = abs(float(head.V)) * float(measure.cov) ** 0.5
     centred = measure.is_gaussian and not bool(measure.mean.any())
-    return [
-        Prediction(
-            name="b-hardmax",
-            source="[B] Proposition 5.1",
-            formula="ln(4) sigma |V| / (2 sqrt(2 ln n)) (1 + o(1))",
-            status="proved (asymptotic)",
-            quantity="hardmax mean",
-            conditions=(
-                ("d = 1 and tokens are N(0, sigma^2)", centred and scale > 0.0),
-                ("queries are the tokens (self-attention)", setting.own_queries),
-                ("no tilt bias and A is not 0", setting.no_bias and a != 0.0),
-            ),
-            exponent=0.0,
-            value=(lambda n: hardmax_mean_abs_asymptotic(n, scale)) if scale > 0.0 else None,
-            units="mean absolute",
-            numbers={"sigma": scale, "A": a},
-        )
-    ]
+    conditions = (
+        ("d = 1 and tokens are N(0, sigma^2)", centred and scale > 0.0),
+        ("queries are the tokens (self-attention)", setting.own_queries),
+        ("no tilt bias and A is not 0", setting.no_bias and a != 0.0),
+    )
+    value = (lambda n: hardmax_mean_abs_asymptotic(n, scale)) if scale > 0.0 else None
+    return [state("b-hardmax", conditions, 0.0, value, {"sigma": scale, "A": a})]

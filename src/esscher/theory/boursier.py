@@ -40,6 +40,7 @@ from esscher.theory.prediction import (
     Floats,
     Prediction,
     Setting,
+    state,
     tilted_moment,
 )
 
@@ -478,56 +479,23 @@ def one_query(setting: Setting) -> list[Prediction]:
     at = (setting.sigma or 1.0, setting.tilt, setting.fourth or 0.0)
     token_fourth = setting.token_fourth or 0.0
     conditions = _token_conditions(setting)
-    known = setting.sigma is not None and setting.fourth is not None
     numbers = {"radius": setting.radius, "tilt": setting.tilt, "d": float(d), "c_f": v}
     optional = {"sigma": setting.sigma, "fourth": setting.fourth}
     numbers |= {key: number for key, number in optional.items() if number is not None}
-    proved = functools.partial(
-        Prediction,
-        status="proved",
-        conditions=conditions,
-        exponent=0.5,
-        units="squared",
-        numbers=numbers,
-    )
-    growth = "exp(4 sigma^2 |theta|^2) E|V y|^4^{1/2}"
-    return [
-        proved(
-            "s-c3-mended",
-            "[S] Corollary C.3, mended",
-            f"108 {growth} / (delta n), for every delta in (0, 1)",
-            quantity=f"squared error at one query, with chance {1.0 - DELTA:g}",
-            value=(lambda n: corollary_c3(n, DELTA, *at)) if known else None,
-            numbers=numbers | {"delta": DELTA},
-        ),
-        proved(
-            "s-c4-mended",
-            "[S] Lemma C.4, mended",
-            "2 C ln(max(n,2))/n + 32 sigma^2 n ||V||^2 e^{2d} exp(-(n/2 - exp(2 sigma^2"
-            " |theta|^2)) E|V y|^4^{1/2} / (16 sigma^2 ||V||^2))",
-            quantity="mean square error at one query",
-            value=(lambda n: lemma_c4(n, d, *at, v)) if known else None,
-        ),
-        proved(
-            "s-c4-sharpened",
-            "derived here on [S] Lemma C.4",
-            f"60 {growth} / n",
-            quantity="mean square error at one query",
-            value=(lambda n: lemma_c4_sharpened(n, *at)) if known else None,
-        ),
-        proved(
-            "s-c7",
-            "[S] Lemma C.7",
-            "2 C E|V y|^4^{1/2} / sqrt(n) + 16^3 sigma^4 n ||V||^4 e^{2d} (1 + ..) exp(-(sqrt(n/8)"
-            " - exp(2 sigma^2 |theta|^2)) ..)",
-            quantity="mean fourth power of the error at one query",
-            value=(lambda n: lemma_c7(n, d, *at, v, token_fourth))
-            if known and setting.token_fourth is not None
-            else None,
-            exponent=0.125,
-            units="fourth power",
-        ),
-    ]
+    values: dict[str, Callable[[Any], Floats]] = {
+        "s-c3-mended": lambda n: corollary_c3(n, DELTA, *at),
+        "s-c4-mended": lambda n: lemma_c4(n, d, *at, v),
+        "s-c4-sharpened": lambda n: lemma_c4_sharpened(n, *at),
+        "s-c7": lambda n: lemma_c7(n, d, *at, v, token_fourth),
+    }
+    found = []
+    for name, value in values.items():
+        known = setting.sigma is not None and setting.fourth is not None
+        known &= name != "s-c7" or setting.token_fourth is not None
+        exponent = 0.125 if name == "s-c7" else 0.5
+        own = numbers | {"delta": DELTA} if name == "s-c3-mended" else numbers
+        found.append(state(name, conditions, exponent, value if known else None, own))
+    return found
 
 
 def _average_conditions(setting: Setting) -> tuple[Conditions, bool]:
@@ -572,49 +540,20 @@ def averaged(setting: Setting) -> list[Prediction]:
     of = _output(setting)
     sigma, u = of.sigma, of.u_norm
     conditions, known = _average_conditions(setting)
-    numbers = {"sigma": sigma, "u_norm": u, "fourth": of.fourth, "c_f": of.c_f} if known else {}
-    proved = functools.partial(
-        Prediction, status="proved", conditions=conditions, units="squared", numbers=numbers
-    )
+    numbers = {"sigma": sigma, "u_norm": u, "fourth": of.fourth, "c_f": of.c_f}
     # [S] asks for sigma >= 1; a law that is sigma sub-Gaussian is so for every larger sigma
     large = max(sigma, 1.0)
+    rows: list[tuple[str, float, Callable[[Any], Floats] | None]] = [
+        ("s-16-mended", proposition_31_exponent(sigma, u), lambda n: equation_16(n, of)),
+        ("s-16-sharpened", sharpened_exponent(sigma, u), lambda n: equation_16_sharpened(n, of)),
+        ("s-18", min(1 / 24, _reciprocal(1536.0, sigma, u)), lambda n: equation_18(n, of)),
+        ("s-prop31", proposition_31_exponent(1.0, u) / large / large, None),
+    ]
+    if not known:
+        return [state(name, conditions) for name, _, _ in rows]
     return [
-        proved(
-            "s-16-mended",
-            "[S] Lemma C.6, equation (16), mended",
-            "(17) + (second term of C.4 at |x| = B) + 2 ( sigma^2 ||V||^2 sqrt(2 C_4 (d^2 +"
-            " ln(n)^2)) + sqrt(2 E|Gamma|^4) ) e^d n^{-1/(192 sigma^2 ||U||^2)}",
-            quantity="l2 mean square",
-            value=(lambda n: equation_16(n, of)) if known else None,
-            exponent=proposition_31_exponent(sigma, u) if known else None,
-        ),
-        proved(
-            "s-16-sharpened",
-            "derived here on [S] Lemma C.6, equation (16)",
-            "min over B of 60 exp(4 sigma^2 ||U||^2 B^2) E|V y|^4^{1/2} / n + 2 ( .. ) exp(d -"
-            " B^2/32)",
-            quantity="l2 mean square",
-            value=(lambda n: equation_16_sharpened(n, of)) if known else None,
-            exponent=sharpened_exponent(sigma, u) if known else None,
-        ),
-        proved(
-            "s-18",
-            "[S] Lemma C.9, equation (18)",
-            "(19) + (second term of C.7 at |x| = B) + 8 ( .. ) e^d n^{-1/(384 sigma^2 ||U||^2)}",
-            quantity="l4 mean fourth power",
-            value=(lambda n: equation_18(n, of)) if known else None,
-            exponent=min(1 / 24, _reciprocal(1536.0, sigma, u)) if known else None,
-            units="fourth power",
-        ),
-        proved(
-            "s-prop31",
-            "[S] Proposition 3.1",
-            "c_1 sigma^6 ln(n) / n^{c_2/sigma^2}, c_2 = min(1/3, 1/(192 ||U||^2)) by its proof",
-            quantity="l2 mean square",
-            conditions=(*conditions, ("n >= 2 (at n = 1 the printed bound is 0)", True)),
-            exponent=proposition_31_exponent(1.0, u) / large / large if known else None,
-            numbers={"sigma": large, "u_norm": u} if known else {},
-        ),
+        state(name, conditions, exponent, value, numbers if value else numbers | {"sigma": large})
+        for name, exponent, value in rows
     ]
 
 
@@ -644,29 +583,20 @@ def gradients(setting: Setting) -> list[Prediction]:
             equation_16(n, squares), v4 * m[4, 0], equation_18(n, x), m[4, 4], equation_18(n, y)
         )
 
-    proved = functools.partial(Prediction, status="proved", units="squared")
+    moment_condition = ("the moments of Assumption 3.3 and E|y|^8 are known", all_known)
     return [
-        proved(
+        state(
             "s-gradient-v",
-            "[S] Proposition 3.4, first part, mended",
-            "(16) with f(y) = y, g = 1",
-            quantity="gradient in V, mean square of one row",
-            conditions=conditions,
-            exponent=proposition_31_exponent(sigma, u) if known else None,
-            value=(lambda n: equation_16(n, token)) if known else None,
-            numbers={"sigma": sigma, "u_norm": u} if known else {},
+            conditions,
+            proposition_31_exponent(sigma, u) if known else None,
+            (lambda n: equation_16(n, token)) if known else None,
+            {"sigma": sigma, "u_norm": u} if known else {},
         ),
-        proved(
+        state(
             "s-gradient-u",
-            "[S] Proposition 3.4, second part, mended",
-            "2 (16) for f(y) = V y y^T, g(z) = z, p = 2, plus 2 (21) with (18) for X and Y",
-            quantity="gradient in U, mean square",
-            conditions=(
-                *conditions,
-                ("the moments of Assumption 3.3 and E|y|^8 are known", all_known),
-            ),
-            exponent=min(1 / 24, _reciprocal(1536.0, sigma, u)) if all_known else None,
-            value=u_bound if all_known else None,
-            numbers={f"tilted_moment_{p}_{q}": of for (p, q), of in moments.items() if of},
+            (*conditions, moment_condition),
+            min(1 / 24, _reciprocal(1536.0, sigma, u)) if all_known else None,
+            u_bound if all_known else None,
+            {f"tilted_moment_{p}_{q}": of for (p, q), of in moments.items() if of},
         ),
     ]

@@ -4,14 +4,17 @@ and its status. Setting: the numbers of one head and its laws. predictions: all 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import resources
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
+import yaml
 
 from esscher.attention.head import Head, check_pair, coupling_of
 from esscher.inputs import as_counts, as_positive
@@ -64,12 +67,6 @@ class Prediction:
     units: Units = "none"
     numbers: Mapping[str, float] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if self.value is None:
-            object.__setattr__(self, "units", "none")
-        else:  # a bound beyond float64 is infinite: numpy need not warn
-            object.__setattr__(self, "value", np.errstate(all="ignore")(self.value))
-
     def __repr__(self) -> str:
         applies = "applies" if self.applies else f"does not apply: {'; '.join(self.unmet)}"
         return f"Prediction({self.name}, {self.status}: {self.formula}; {applies})"
@@ -92,6 +89,37 @@ class Prediction:
                 " .formula"
             )
         return np.asarray(self.value(as_counts(n, "n")) ** POWER[self.units], dtype=np.float64)
+
+
+@functools.cache
+def _words() -> dict[str, dict[str, Any]]:
+    text = resources.files("esscher.theory").joinpath("statements.yaml").read_text("utf-8")
+    return dict(yaml.safe_load(text))
+
+
+def state(
+    name: str,
+    conditions: Conditions,
+    exponent: float | None = None,
+    value: Callable[[Any], Floats] | None = None,
+    numbers: Mapping[str, float] | None = None,
+) -> Prediction:
+    """The prediction of this name, its words from ``statements.yaml``. A bound beyond float64 is
+    infinite: numpy need not warn.
+    """
+    words = dict(_words()[name])
+    if value is None:
+        words["units"] = "none"
+    else:
+        value = np.errstate(all="ignore")(value)
+    return Prediction(
+        name,
+        **words,
+        conditions=conditions,
+        exponent=exponent,
+        value=value,
+        numbers=numbers or {},
+    )
 
 
 class Setting:

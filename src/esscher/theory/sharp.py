@@ -27,7 +27,7 @@ from esscher.attention.head import Head
 from esscher.inputs import as_counts, as_tensor
 from esscher.measures.base import Measure
 from esscher.measures.matrices import product, spectral_norm
-from esscher.theory.prediction import Conditions, Floats, Prediction, Setting
+from esscher.theory.prediction import Conditions, Floats, Prediction, Setting, state
 
 RMS = "min(1/2, (√(1+4/h²)−1)/4)"  # the exponents as pictures write them
 TYPICAL = "min(1/2, 1/(1+2h²))"
@@ -160,34 +160,16 @@ def exponents(setting: Setting) -> list[Prediction]:
         ),
     )
     rows = [
-        ("sharp-l2", "typical l2", "1/(1 + 2 h^2)", l2_exponent_typical(h)),
-        ("sharp-l2-rms", "l2 mean square", "(sqrt(1 + 4/h^2) - 1)/4", l2_exponent_rms(h)),
-        ("sharp-moments", "typical mean and cov", "1/(1 + h^2)", moment_exponent_typical(h)),
-        ("sharp-moments-rms", "mean and cov", "(sqrt(1 + 8/h^2) - 1)/4", moment_exponent_rms(h)),
+        ("sharp-l2", l2_exponent_typical(h)),
+        ("sharp-l2-rms", l2_exponent_rms(h)),
+        ("sharp-moments", moment_exponent_typical(h)),
+        ("sharp-moments-rms", moment_exponent_rms(h)),
     ]
-    exponents = [
-        Prediction(
-            name=name,
-            source="random energy model, derived here",
-            formula=f"beta = min(1/2, {formula}), h = ||Sigma^(1/2) A Sigma_q^(1/2)||_2",
-            status="heuristic",
-            quantity=quantity,
-            conditions=gaussian,
-            exponent=exponent,
-            numbers={"horizon2": h},
-        )
-        for name, quantity, formula, exponent in rows
+    frozen = {"score_deviation": s, "n_star": freezing_tokens(s)}
+    return [
+        *(state(name, gaussian, exponent, numbers={"horizon2": h}) for name, exponent in rows),
+        state("freezing", gaussian[:1], numbers=frozen),
     ]
-    freezing = Prediction(
-        name="freezing",
-        source="random energy model",
-        formula="n* = exp(s^2/2), s the root mean square score deviation over queries",
-        status="heuristic",
-        quantity="freezing threshold",
-        conditions=gaussian[:1],
-        numbers={"score_deviation": s, "n_star": freezing_tokens(s)},
-    )
-    return [*exponents, freezing]
 
 
 # ---- one query: the delta method with a bound
@@ -282,49 +264,18 @@ def delta(setting: Setting) -> list[Prediction]:
     except ValueError:  # the transform is infinite at twice the tilt, or a moment is not known
         numbers = {}
     conditions = (("E exp<2 theta, y> is finite and E|V (y - E y)|^4 is known", bool(numbers)),)
-    bound = Prediction(
-        name="delta-bound",
-        source="derived here",
-        formula=(
-            "min over a of delta/(a^2 n) + 2 sqrt(n E|V y|^4 P) + 2 |Gamma - V E y|^2 P, "
-            "P = exp(-(1-a)^2 n (E e)^2 / (2 E e^2))"
-        ),
-        status="proved",
-        quantity="mean square error at one query",
-        conditions=conditions,
-        exponent=0.5,
-        value=(lambda n: delta_bound(n, **numbers)) if numbers else None,
-        units="squared",
-        numbers=numbers,
-    )
-    limit = Prediction(
-        name="keep-random",
-        source="derived here",
-        formula=(
-            "n MSE -> E[e^2 |c|^2]/(E e)^2; Gaussian tokens: exp(s^2) (tr V Sigma V^T + |V Sigma"
-            " theta|^2)"
-        ),
-        status="proved (asymptotic)",
-        quantity="kept keys at one query: random",
-        conditions=conditions,
-        exponent=0.5,
-        numbers={"constant": numbers["delta"]} if numbers else {},
-    )
+    value = (lambda n: delta_bound(n, **numbers)) if numbers else None
+    constant = {"constant": numbers["delta"]} if numbers else {}
     try:
         reach = {"constant": chi_squared_radius(_delta_spectrum(setting), CHANCE), "delta": CHANCE}
     except ValueError:
         reach = {}
-    chance = Prediction(
-        name="delta-chi-squared",
-        source="the delta method with Laurent and Massart (2000), Lemma 1",
-        formula="n |Gamma_n - Gamma|^2 <= tr C + 2 sqrt(tr C^2 t) + 2 ||C|| t, t = log(1/delta)",
-        status="proved (asymptotic)",
-        quantity=f"squared error at one query, with chance {1 - CHANCE:g}",
-        conditions=(("E exp<2 theta, y> is finite", bool(reach)),),
-        exponent=0.5,
-        numbers=reach,
-    )
-    return [bound, limit, chance]
+    finite = (("E exp<2 theta, y> is finite", bool(reach)),)
+    return [
+        state("delta-bound", conditions, 0.5, value, numbers),
+        state("keep-random", conditions, 0.5, numbers=constant),
+        state("delta-chi-squared", finite, 0.5, numbers=reach),
+    ]
 
 
 # ---- the largest error over a ball of queries: the method of [B] Theorem 3.4, with constants
@@ -410,27 +361,12 @@ def uniform(setting: Setting) -> list[Prediction]:
         if math.isfinite(constant):
             most = 2.0 * setting.v_norm * reach
             numbers = {"radius": setting.radius, "support": reach, "constant": constant}
-    bound = Prediction(
-        name="uniform-chaining",
-        source="derived here, by the method of [B] Theorem 3.4",
-        formula=(
-            "C = (sqrt(C_N) + sqrt(2 v C_D))^2, C_N = 2 sqrt(tr V Sigma V^T) + 8 v M B S, C_D ="
-            " 4 M B S, S the sum of Dudley's chain, M at most exp(B), B = ||A|| R r, r the"
-            " radius of the support"
-        ),
-        status="proved",
-        quantity="uniform",
-        conditions=(
-            ("tokens have bounded support", reach is not None),
-            ("the head has no tilt bias", setting.no_bias),
-        ),
-        exponent=0.5,
-        value=(lambda n: np.minimum(constant / np.sqrt(as_counts(n, "n")), most))
-        if numbers
-        else None,
-        units="mean absolute",
-        numbers=numbers,
+    bounded = (
+        ("tokens have bounded support", reach is not None),
+        ("the head has no tilt bias", setting.no_bias),
     )
+    value = (lambda n: np.minimum(constant / np.sqrt(as_counts(n, "n")), most)) if numbers else None
+    bound = state("uniform-chaining", bounded, 0.5, value, numbers)
     return [bound, _gaussian_uniform(setting)]
 
 
@@ -451,23 +387,15 @@ def _gaussian_uniform(setting: Setting) -> Prediction:
         }
     constant = gaussian_uniform_constant(**numbers) if numbers else math.inf
     known = math.isfinite(constant)
-    return Prediction(
-        name="uniform-gaussian",
-        source="derived here, for [B] section 4.1",
-        formula=(
-            "C with C_D = exp(h^2/2s^2) (1 - 2s^2)^(-k/4), s^2 < 1/2, h = ||Sigma^(1/2) A||_2 R:"
-            " log C = h^2 (1 + o(1))"
-        ),
-        status="proved",
-        quantity="uniform",
-        conditions=(
+    return state(
+        "uniform-gaussian",
+        (
             ("tokens are Gaussian", measure.is_gaussian),
             ("the head has no tilt bias", setting.no_bias),
         ),
-        exponent=0.5,
-        value=(lambda n: constant / np.sqrt(as_counts(n, "n"))) if known else None,
-        units="mean absolute",
-        numbers={**numbers, "constant": constant} if known else {},
+        0.5,
+        (lambda n: constant / np.sqrt(as_counts(n, "n"))) if known else None,
+        {**numbers, "constant": constant} if known else {},
     )
 
 
@@ -514,21 +442,8 @@ def kept_keys(setting: Setting) -> list[Prediction]:
         moments = True if setting.sigma is not None or bool(theta.any()) else None
     except ValueError:  # no limit at this query, or none beyond it
         pass
-    return [
-        Prediction(
-            name="keep-neyman",
-            source="derived here",
-            formula=(
-                "n MSE -> (E_t|c|)^2 <= tr V Cov_t V^T, t the tilted law; Gaussian tokens: one"
-                " error for all queries"
-            ),
-            status="proved (asymptotic)",
-            quantity="kept keys at one query: Neyman's",
-            conditions=(
-                ("the tilted law has moments of every order", moments),
-                ("no token's value is the limit", None if measure.as_pool() is not None else True),
-            ),
-            exponent=0.5,
-            numbers=numbers,
-        )
-    ]
+    conditions = (
+        ("the tilted law has moments of every order", moments),
+        ("no token's value is the limit", None if measure.as_pool() is not None else True),
+    )
+    return [state("keep-neyman", conditions, 0.5, numbers=numbers)]
