@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import operator
+import re
 from typing import Any
 
 import numpy as np
@@ -58,28 +59,26 @@ def as_tensor(value: Any, name: str, *, ndim: int | None = None, last: int | Non
     return tensor
 
 
-def as_attention(q: Any, k: Any, v: Any, scale: Any) -> tuple[Tensor, Tensor, Tensor, float]:
+def as_attention(
+    q: Any, k: Any, v: Any, scale: Any, *, heads: bool = False
+) -> tuple[Tensor, Tensor, Tensor, float]:
     """Queries (m, k), keys (N, k) and values (N, d_v) on one device, none empty; ``scale`` None =
-    1/sqrt(width of q).
+    1/sqrt(width of q). ``heads``: behind the same leading axes, and with their gradients.
     """
-    query = as_tensor(q, "q", ndim=2).detach()
-    key = as_tensor(k, "k", ndim=2, last=query.shape[1]).detach()
-    value = as_tensor(v, "v", ndim=2).detach()
-    if 0 in query.shape or 0 in key.shape or 0 in value.shape:
-        shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value))
-        raise ValueError(
-            f"q, k, v: expected at least one query, one key and one coordinate, got shapes {shapes}"
-        )
-    if value.shape[0] != key.shape[0]:
-        raise ValueError(
-            f"v: expected one value for each of {key.shape[0]} keys, got {value.shape[0]}"
-        )
-    if not query.device == key.device == value.device:
-        raise ValueError(
-            f"q, k, v: expected one device, got {query.device}, {key.device}, {value.device}"
-        )
-    scale = query.shape[1] ** -0.5 if scale is None else as_positive(scale, "scale")
-    return query, key, value, scale
+    ndim = None if heads else 2
+    q, k, v = (as_tensor(x, name, ndim=ndim) for x, name in ((q, "q"), (k, "k"), (v, "v")))
+    if not heads:
+        q, k, v = q.detach(), k.detach(), v.detach()
+    shapes = f"got shapes {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
+    if min(q.ndim, k.ndim, v.ndim) < 2 or 0 in (*q.shape, *k.shape, *v.shape):
+        raise ValueError(f"q, k, v: expected at least one row of at least one number, {shapes}")
+    if q.shape[-1] != k.shape[-1] or q.shape[:-2] != k.shape[:-2]:
+        raise ValueError(f"q, k: expected rows of one width and the same leading axes, {shapes}")
+    if k.shape[:-1] != v.shape[:-1]:
+        raise ValueError(f"k, v: expected one value for each key, {shapes}")
+    if not q.device == k.device == v.device:
+        raise ValueError(f"q, k, v: expected one device, got {q.device}, {k.device}, {v.device}")
+    return q, k, v, q.shape[-1] ** -0.5 if scale is None else as_positive(scale, "scale")
 
 
 def _read(value: Any, name: str) -> Tensor:
@@ -91,18 +90,15 @@ def _read(value: Any, name: str) -> Tensor:
             return torch.stack(list(items))
         if not any(isinstance(item, np.ndarray) for item in items):
             return torch.as_tensor(value, dtype=torch.float64)
-        array = np.asanyarray(value)
+        array = np.asarray(value)
+        wide = array.dtype == np.longdouble
+        # torch reads native byte order and rising strides that may be written to; others are copied
+        dtype = np.dtype(np.float64) if wide else array.dtype.newbyteorder("=")
+        return torch.from_numpy(np.require(array, dtype, ["C", "W", "A"]))
     except (TypeError, ValueError, RuntimeError, OverflowError) as cause:
         raise ValueError(
-            f"{name}: expected numbers, got {type(value).__name__}: {cause}"
+            f"{name}: expected floating-point numbers, got {type(value).__name__}: {cause}"
         ) from cause
-    masked = isinstance(array, np.ma.MaskedArray)
-    if array.dtype.kind not in "fiub" or masked:
-        kind = "a masked array" if masked else f"an array of dtype {array.dtype}"
-        raise ValueError(f"{name}: expected floating-point numbers, got {kind}")
-    # torch reads native byte order and rising strides that may be written to; others are copied
-    dtype = np.dtype(np.float64) if array.dtype == np.longdouble else array.dtype.newbyteorder("=")
-    return torch.from_numpy(np.require(array, dtype, ["C", "W", "A"]))
 
 
 def finite_result(result: Tensor, name: str, remedy: str) -> Tensor:
@@ -154,24 +150,18 @@ def as_counts(value: Any, name: str) -> npt.NDArray[np.int64]:
     """Whole numbers of at least 1, as a flat int64 array. Floats are taken when they are whole and
     below 2**53.
     """
-    if isinstance(value, Tensor):
-        value = value.tolist()
-    elif isinstance(value, list | tuple):
+    if isinstance(value, list | tuple):
         value = [item.tolist() if isinstance(item, Tensor) else item for item in value]
     try:
         numbers = np.atleast_1d(np.asarray(value))
-    except ValueError as cause:  # lists of unequal length
+    except ValueError:  # lists of unequal length
+        numbers = np.empty(0)
+    if numbers.ndim != 1 or numbers.size == 0 or numbers.dtype.kind not in "iuf":
         raise ValueError(
-            f"{name}: expected a number or a flat list of numbers, got {value!r}"
-        ) from cause
-    if numbers.dtype.kind not in "iuf":
-        raise ValueError(f"{name}: expected whole numbers of at least 1, got {value!r}")
+            f"{name}: expected whole numbers of at least 1, alone or in a flat list, got {value!r}"
+        )
     if numbers.dtype.kind == "f":
         numbers = numbers.astype(np.float64)  # 2**53 is not a float16
-    if numbers.ndim != 1 or numbers.size == 0:
-        raise ValueError(
-            f"{name}: expected a number or a flat list of numbers, got shape {numbers.shape}"
-        )
     bad = ~((numbers >= 1) & (numbers <= 2**53) & (numbers == np.floor(numbers)))  # NaN is bad
     if bad.any():
         raise ValueError(f"{name}: expected whole numbers from 1 to 2**53, got {numbers[bad][0]:g}")
@@ -198,34 +188,26 @@ def parse_ladder(text: Any, name: str = "n") -> npt.NDArray[np.int64]:
     """Increasing whole numbers from "1e3:1e12" (4 a decade), "1e3:1e12:40", "100,1000", a number
     or a list; ``name`` stands in the message of an error.
     """
+    numbers = text
     if isinstance(text, str):
-        parts = text.split(":") if ":" in text else text.split(",")
         try:
-            numbers = [float(part) for part in parts]
+            numbers = [float(part) for part in re.split("[:,]", text)]
         except ValueError as cause:
             raise ValueError(
                 f"{name}: expected numbers such as 100,1000 or 1e3:1e12, got {text!r}"
             ) from cause
-        ladder = _spaced(numbers, text, name) if ":" in text else as_counts(numbers, name)
-    else:
-        ladder = as_counts(text, name)
+    ladder = as_counts(numbers, name)
+    if isinstance(text, str) and ":" in text:
+        if len(ladder) not in (2, 3) or ladder[0] > ladder[1]:
+            raise ValueError(
+                f"{name}: expected first:last or first:last:points, first below last, got {text!r}"
+            )
+        first, last = (float(end) for end in ladder[:2])
+        spaced = max(2, round(POINTS_PER_DECADE * math.log10(last / first)) + 1)
+        points = min(int(ladder[2]) if len(ladder) == 3 else spaced, MOST_POINTS + 1)
+        ladder = np.unique(np.geomspace(first, last, points).round().astype(np.int64))
     if ladder.size > MOST_POINTS:
         raise ValueError(f"{name}: expected at most {MOST_POINTS} points, got {ladder.size}")
     if (np.diff(ladder) <= 0).any():
         raise ValueError(f"{name}: expected increasing numbers, got {ladder.tolist()}")
     return ladder
-
-
-def _spaced(numbers: list[float], text: str, name: str) -> npt.NDArray[np.int64]:
-    """Whole numbers from first to last, evenly spaced in their logarithm."""
-    if len(numbers) not in (2, 3):
-        raise ValueError(f"{name}: expected first:last or first:last:points, got {text!r}")
-    first, last = as_counts(numbers[:2], name)
-    if first > last:
-        raise ValueError(f"{name}: expected first below last, got {text!r}")
-    points = max(2, round(POINTS_PER_DECADE * math.log10(last / first)) + 1)
-    if len(numbers) == 3:
-        points = as_count(numbers[2], f"{name} (points)")
-    if points > MOST_POINTS:
-        raise ValueError(f"{name}: expected at most {MOST_POINTS} points, got {points}")
-    return np.unique(np.geomspace(float(first), float(last), points).round().astype(np.int64))

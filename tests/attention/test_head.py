@@ -121,7 +121,7 @@ def test_a_head_keeps_its_factors_and_does_not_change() -> None:
         ),
         (
             lambda: es.Head.from_weights(torch.zeros(2, 3), torch.zeros(4, 3), torch.eye(3)),
-            "one number of rows",
+            "key_map: expected 2 rows",
         ),
         (lambda: es.Head.from_weights(torch.zeros(2, 3), torch.zeros(2, 3), torch.eye(4)), "wv"),
         (lambda: es.Head.from_weights(*3 * [torch.eye(3)], bq=torch.zeros(2)), "bq"),

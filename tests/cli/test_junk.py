@@ -50,7 +50,9 @@ YAMLS = {
     "n-many": "law: {law: gaussian, dim: 2}\nn: [" + ", ".join(map(str, range(1, 10_003))) + "]",
     "dim-huge": f"law: {{law: gaussian, dim: {HUGE}}}\nn: [10]",
     "variance-nan": "law: {law: gaussian, dim: 2, variance: .nan}\nn: [10]",
-    "spectrum-short": "law: {law: gaussian, dim: 2, spectrum: [1.0]}\nn: [10]",
+    "mean-short": "law: {law: gaussian, dim: 2, mean: [1.0]}\nn: [10]",
+    "weights-short": "law: {law: mixture, weights: [1], components: [{law: ball, dim: 1}, "
+    "{law: ball, dim: 1}]}\nn: [10]",
     "mixture-empty": "law: {law: mixture, weights: [], components: []}\nn: [10]",
     "seed-huge": f"law: {{law: gaussian, dim: 2}}\nn: [10]\nhead: {{seed: {HUGE}}}",
     "threads-huge": f"law: {{law: gaussian, dim: 2}}\nn: [10]\nthreads: {HUGE}",

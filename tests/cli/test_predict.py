@@ -90,7 +90,7 @@ def test_other_laws(law: str, capsys: pytest.CaptureFixture[str]) -> None:
         ([*BASE, "--dtype", "float8"], "dtype: input should be 'float32' or 'float64'"),
         ([*BASE, "--device", "abacus"], "--device"),
         ([*BASE, "--figure", "figure.exe"], "ending in .svg"),
-        (["predict", "--laplace", "--dim", "2", "--horizon", "9"], "has a limit only where"),
+        (["predict", "--laplace", "--dim", "2", "--horizon", "9"], "Laplace has no limit there"),
         (["predict", "missing.yaml"], "missing.yaml: cannot be read: No such file"),
         (["predict", "--colour"], "--colour"),
         (["foretell"], "foretell"),

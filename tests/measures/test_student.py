@@ -50,7 +50,7 @@ def test_transform_is_refused_away_from_zero(name: str) -> None:
     theta = torch.zeros(3, 2).double()
     getattr(Student(2, 5), name)(theta)
     theta[1, 0] = 1e-9
-    with pytest.raises(ValueError, match="attention has no limit"):
+    with pytest.raises(ValueError, match="Student has no limit there"):
         getattr(Student(2, 5), name)(theta)
 
 
@@ -61,7 +61,7 @@ def test_attention_is_refused_by_limit_and_exact_curve() -> None:
         lambda: es.exact_curve(es.Head(eye, eye), law, eye, [10]),
         lambda: es.hardmax_limit(es.Head(eye, eye), law)(eye),
     ):
-        with pytest.raises(ValueError, match=r"no limit|unbounded support|only at theta = 0"):
+        with pytest.raises(ValueError, match=r"no limit|unbounded support"):
             refused()
 
 

@@ -17,7 +17,6 @@ from esscher.attention.state import (
     attend_block,
     attention_inputs,
     attention_state,
-    finish,
     init,
     merge,
 )
@@ -65,7 +64,7 @@ def attend(
                 raise ValueError(
                     f"{name}: matters to a rule that keeps keys; give keep too, or leave {name} out"
                 )
-        out = finish(attention_state(q, k, v, scale, mask))
+        out = attention_state(q, k, v, scale, mask).out
     else:
         rule, count = parse(keep), None if n is None else as_count(n, "n")
         heads = [x.reshape(-1, *x.shape[-2:]) for x in (q, k, v)]

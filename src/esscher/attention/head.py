@@ -66,10 +66,6 @@ class Head:
         """
         wq, wk, wv = _matrix(wq, "wq"), _matrix(wk, "wk"), _matrix(wv, "wv")
         k = wk.shape[0]
-        if wq.shape[0] != k:
-            raise ValueError(f"wq, wk: expected one number of rows, got {wq.shape[0]} and {k}")
-        if wv.shape[1] != wk.shape[1]:
-            raise ValueError(f"wv: expected {wk.shape[1]} columns as in wk, got {wv.shape[1]}")
         dtype = torch.promote_types(wq.dtype, wk.dtype)
         wq, wk = wq.to(dtype), wk.to(dtype)
         if bq is not None:
@@ -133,15 +129,6 @@ class Head:
         bias = None if self.query_bias is None else times(self.query_bias)
         return Head(times(self.query_map), self.V, bias, self.value_bias, key_map=self.key_map)
 
-    def check_measure(self, measure: Measure) -> None:
-        """Raise when tokens of this law do not fit the head."""
-        as_kind(measure, Measure, "measure")
-        if measure.dim != self.dim:
-            raise ValueError(
-                f"head and measure: the head takes tokens of dimension {self.dim}, the measure has"
-                f" {measure.dim}"
-            )
-
     def horizon(self, measure: Measure, sided: int = 2) -> float:
         """Attention horizon: ||Sigma^{1/2} A||_2 (sided=1, [B]) or ||Sigma^{1/2} A Sigma^{1/2}||_2
         (sided=2).
@@ -149,7 +136,7 @@ class Head:
         Computed as the largest singular value of (L^T W_k^T)(W_q L) with Sigma = L L^T, through
         thin QR factors when k < d.
         """
-        self.check_measure(measure)
+        check_pair(self, measure)
         if sided not in (1, 2):
             raise ValueError(f"sided: expected 1 or 2, got {sided!r}")
         if sided == 2 and self.dim_query != self.dim:
@@ -198,7 +185,12 @@ def _map(name: str, rows: Tensor, matrix: Tensor, bias: Tensor | None = None) ->
 
 def check_pair(head: Any, measure: Any) -> None:
     """Raise when these are not a head and a law of tokens that fits it."""
-    as_kind(head, Head, "head").check_measure(measure)
+    dim = as_kind(head, Head, "head").dim
+    if as_kind(measure, Measure, "measure").dim != dim:
+        raise ValueError(
+            f"head and measure: the head takes tokens of dimension {dim}, the measure has"
+            f" {measure.dim}"
+        )
 
 
 def _product_norm(left: list[Tensor], right: list[Tensor]) -> float:

@@ -213,9 +213,15 @@ def _rotational(head: Head, measure: Rotational) -> Pushforward:
     largest = float(singular[0])
     if largest > 0.0:
         singular = singular / largest
-    weights, error = _weighted_moments(
-        singular.numpy() ** 2, _profile(measure, measure.radius * (measure.radius * largest))
-    )
+    lengths, chances = measure.lengths(LENGTHS)
+    radii, size = lengths / measure.radius, measure.radius * (measure.radius * largest)
+
+    def profile(form: Array) -> Array:
+        """Q -> E[ (S q_v(S t sqrt(Q)))^2 t^2 ] over the length R t of the query."""
+        roots = torch.from_numpy(radii * np.sqrt(form[..., None]))
+        return scaled_ratio(measure.order, size, roots).numpy() ** 2 @ (chances * radii**2)
+
+    weights, error = _weighted_moments(singular.numpy() ** 2, profile)
     factor = measure.radius * (head.V.detach().double().cpu() @ left) * singular
     cov = (factor * torch.from_numpy(weights)) @ factor.T
     mean = torch.zeros(head.dim_out, dtype=torch.float64)
@@ -223,20 +229,6 @@ def _rotational(head: Head, measure: Rotational) -> Pushforward:
         mean = head.value_bias.detach().double().cpu()
     bound = error * float((factor * factor).sum())
     return Pushforward(mean.to(measure.device), cov.to(measure.device), 0.0, bound, "quadrature")
-
-
-def _profile(measure: Rotational, size: float) -> Callable[[Array], Array]:
-    """Q -> E[ (S q_v(S t sqrt(Q)))^2 t^2 ] over the length R t of the query; t = 1 on the
-    sphere.
-    """
-
-    def squared_ratio(form: Array) -> Array:
-        root = torch.from_numpy(np.sqrt(form))
-        return np.asarray(scaled_ratio(measure.order, size, root).numpy() ** 2)
-
-    lengths, weights = measure.lengths(LENGTHS)
-    radii = lengths / measure.radius
-    return lambda form: squared_ratio(radii**2 * form[..., None]) @ (weights * radii**2)
 
 
 def _weighted_moments(eigenvalues: Array, profile: Callable[[Array], Array]) -> tuple[Array, float]:

@@ -13,7 +13,6 @@ The merge is associative and commutative up to rounding. States are float64 what
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +21,8 @@ import torch.nn.functional as F
 from jaxtyping import Float64
 from torch import Tensor
 
-from esscher.inputs import as_tensor
-from esscher.measures.matrices import as_size, in_range
+from esscher.inputs import as_attention
+from esscher.measures.matrices import in_range
 
 EXPLICIT_SCORES = 1 << 22  # scores the explicit path holds at once
 KEY_BLOCK = 1 << 16  # keys per block: long sums are carried in float64 between blocks
@@ -38,23 +37,11 @@ def attention_inputs(
     """Check what every attention function here is given: shapes, finiteness, scale, and that each
     query sees a key. ``scale`` None = 1/sqrt(width of q).
     """
-    q, k, v = (in_range(as_tensor(x, name), name) for x, name in ((q, "q"), (k, "k"), (v, "v")))
+    q, k, v, scale = as_attention(q, k, v, scale, heads=True)
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.ndim < 2 or 0 in x.shape:
-            raise ValueError(
-                f"{name}: expected at least one row of at least one number, got shape"
-                f" {tuple(x.shape)}"
-            )
-    shapes = f"got shapes {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
-    if q.shape[-1] != k.shape[-1]:
-        raise ValueError(f"q, k: expected rows of one width, {shapes}")
-    if k.shape[:-1] != v.shape[:-1]:
-        raise ValueError(f"k, v: expected one value for each key, {shapes}")
-    if q.shape[:-2] != k.shape[:-2]:
-        raise ValueError(f"q, k: expected the same leading axes, {shapes}")
-    if not (q.dtype == k.dtype == v.dtype):
+        in_range(x, name)
+    if not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"q, k, v: expected one dtype, got {q.dtype}, {k.dtype}, {v.dtype}")
-    scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else as_size(scale, "scale")
     if mask is not None:
         mask = _check_mask(mask, (*q.shape[:-1], k.shape[-2]))
     return q, k, v, scale, mask
@@ -206,14 +193,6 @@ def merge(a: AttentionState, b: AttentionState) -> AttentionState:
     return AttentionState(
         torch.logaddexp(a.lse, b.lse), torch.lerp(a.out, b.out, weight[..., None])
     )
-
-
-def finish(state: AttentionState) -> Float64[Tensor, "*batch m d_v"]:
-    """The outputs; every query must have seen a key."""
-    blind = int((state.lse == -torch.inf).sum())
-    if blind:
-        raise ValueError(f"attention: {blind} queries have seen no key; give them visible keys")
-    return state.out
 
 
 def attention_state(

@@ -308,7 +308,7 @@ def tilted_sizes(head: Head, measure: Measure, theta: Tensor, limit: Tensor) -> 
     if measure.as_rotational() is not None:
         known = is_multiple_of_identity(gram, ALIKE)  # then |V y| is a multiple of |y|
     else:
-        known = measure.as_pool() is not None or measure.points() is not None
+        known = measure.as_pool() is not None
     lines = measure.along(theta) if known else None
     if lines is None:
         raise ValueError(

@@ -40,9 +40,9 @@ def integrated(
     u|^2, u uniform and independent of |x|, so V may be replaced by |V|_F I / sqrt(d) and the
     direction by any; the radius has a Gauss-Jacobi rule. A uniform law on the line is a ball.
     """
-    points, turned = queries.points(), queries.as_rotational()
-    if points is not None:
-        curve = over(head, points.to(measure.device), None)
+    pool, turned = queries.as_pool(), queries.as_rotational()
+    if pool is not None:
+        curve = over(head, pool.tokens.double().to(measure.device), None)
         return replace(curve, origin=f"{curve.origin}; the law of queries integrated")
     # the error is analytic in x^2 on the whole line
     entire = measure.is_even and measure.subgaussian_root is not None

@@ -194,13 +194,10 @@ def _positions(value: Any, queries: int, keys: int) -> Tensor:
     if value is None:
         return torch.full((queries,), keys - 1)
     numbers = np.asarray(value.cpu() if isinstance(value, Tensor) else value)
-    if numbers.shape != (queries,) or numbers.dtype.kind not in "iu":
+    fits = numbers.shape == (queries,) and numbers.dtype.kind in "iu"
+    if not fits or numbers.min() < 0 or numbers.max() >= keys:
         raise ValueError(
-            f"positions: expected {queries} whole numbers, one for each query, got {value!r}"
-        )
-    if numbers.min() < 0 or numbers.max() >= keys:
-        raise ValueError(
-            f"positions: expected numbers from 0 to {keys - 1}, got {numbers.min()} to"
-            f" {numbers.max()}"
+            f"positions: expected {queries} whole numbers from 0 to {keys - 1}, one for each query,"
+            f" got {value!r}"
         )
     return torch.from_numpy(numbers.astype(np.int64))

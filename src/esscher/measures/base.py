@@ -121,10 +121,6 @@ class Measure(ABC):
         """The same law as tokens drawn from a list."""
         return None
 
-    def points(self) -> Float64[Tensor, "N d"] | None:
-        """All tokens of the law, where they are equally likely and few enough to look at each."""
-        return None
-
     @cached_property
     def subgaussian_root(self) -> Float64[Tensor, "d r"] | None:
         """A proved root L of a matrix S = L L^T with E exp<theta, y - E y> <= exp(theta^T S theta /
@@ -162,8 +158,8 @@ class Measure(ABC):
 
     def _extreme(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d"]:
         raise ValueError(
-            f"hardmax limit: {type(self).__name__} has unbounded support, so the largest score"
-            " grows without limit; use a bounded law (Sphere, Ball, Cube, Rademacher, Pool)"
+            f"hardmax limit: {type(self).__name__} has unbounded support, so that the largest score"
+            " grows without limit, or is a mixture; use Sphere, Ball, Cube, Rademacher or Pool"
         )
 
     def __repr__(self) -> str:

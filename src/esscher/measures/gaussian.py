@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float64
-from pydantic import Field, PositiveFloat, model_validator
+from pydantic import Field, PositiveFloat
 from torch import Tensor
 
 from esscher.inputs import as_tensor
@@ -120,9 +120,7 @@ class Gaussian(Measure):
 
 
 class GaussianFields(LawFields):
-    """N(mean, Sigma): eigenvalues of Sigma fall like variance * i^-decay, or are given one by one
-    in ``spectrum``.
-    """
+    """N(mean, Sigma): eigenvalues of Sigma fall like variance * i^-decay."""
 
     size: ClassVar[str] = "variance"
 
@@ -130,22 +128,9 @@ class GaussianFields(LawFields):
     dim: Dim
     variance: PositiveFloat = 1.0
     decay: float = Field(0.0, ge=0.0)
-    spectrum: tuple[float, ...] | None = None
     mean: float | tuple[float, ...] = 0.0
-
-    @model_validator(mode="after")
-    def _lengths(self) -> GaussianFields:
-        for name in ("spectrum", "mean"):
-            given = getattr(self, name)
-            if isinstance(given, tuple) and len(given) != self.dim:
-                raise ValueError(
-                    f"{name}: expected {self.dim} numbers, one per dimension, got {len(given)}"
-                )
-        return self
 
     def build(self, dtype: torch.dtype, device: str) -> Gaussian:
         values = self.variance * torch.arange(1, self.dim + 1, dtype=torch.float64) ** -self.decay
-        if self.spectrum is not None:
-            values = torch.tensor(self.spectrum, dtype=torch.float64)
-        mean = torch.tensor(self.mean, dtype=torch.float64).expand(self.dim)
-        return Gaussian(torch.diag(values).to(device, dtype), mean.to(device, dtype))
+        mean = self.mean if isinstance(self.mean, tuple) else (self.mean,) * self.dim
+        return Gaussian(torch.diag(values).to(device, dtype), list(mean))

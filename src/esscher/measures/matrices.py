@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float64
-from scipy.sparse.linalg import LinearOperator, svds
+from scipy.sparse.linalg import svds
 from torch import Tensor
 
 from esscher.inputs import as_positive
@@ -76,12 +76,8 @@ def largest_singular(matrix: Float64[Tensor, "r c"]) -> tuple[float, Float64[Ten
     if min(matrix.shape) <= DENSE:
         _, values, rows = torch.linalg.svd(matrix, full_matrices=False)
         return float(values[0]), rows[0]
-    array = matrix.cpu().numpy()
-    operator = LinearOperator(
-        array.shape, matvec=array.__matmul__, rmatvec=array.T.__matmul__, dtype=array.dtype
-    )
-    start = np.random.default_rng(0).standard_normal(min(array.shape))
-    _, values, rows = svds(operator, k=1, v0=start, return_singular_vectors=True)
+    start = np.random.default_rng(0).standard_normal(min(matrix.shape))
+    _, values, rows = svds(matrix.cpu().numpy(), k=1, v0=start)
     return float(values[0]), torch.from_numpy(rows[0].copy()).to(matrix)
 
 

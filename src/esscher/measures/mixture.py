@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 from jaxtyping import Float64
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from esscher.inputs import as_tensor
@@ -24,15 +24,11 @@ from esscher.measures.matrices import ball_radius, check_covariance, upper_bound
 def check_weights(weights: Any, size: int) -> Float64[Tensor, " k"]:
     """Non-negative weights of the given number, normalised to sum to one."""
     checked = as_tensor(weights, "weights", ndim=1).double()
-    if checked.numel() != size:
-        raise ValueError(f"weights: expected {size} numbers, got {checked.numel()}")
-    if bool((checked < 0).any()):
+    largest = checked.max() if checked.numel() == size else checked.new_zeros(())
+    if float(largest.detach()) <= 0 or bool((checked < 0).any()):
         raise ValueError(
-            f"weights: expected no negative number, got {float(checked.detach().min())}"
+            f"weights: expected {size} numbers of at least 0, one of them above, got {weights!r}"
         )
-    largest = checked.max()
-    if float(largest.detach()) <= 0:
-        raise ValueError("weights: expected at least one above 0, got only zeros")
     checked = checked / largest  # so that the sum cannot overflow
     return checked / checked.sum()
 
@@ -63,10 +59,6 @@ class Mixture(Measure):
             for weight, part in zip(self.weights.tolist(), self.components, strict=True)
         )
         return f"Mixture({parts})"
-
-    def _check_domain(self, rows: Float64[Tensor, "m d"]) -> None:
-        for component in self.components:
-            component._check_domain(rows)
 
     def _transforms(self, rows: Tensor) -> Float64[Tensor, "m k"]:
         return torch.stack([c.log_laplace(rows) for c in self.components], dim=-1)
@@ -99,18 +91,6 @@ class Mixture(Measure):
         return between + sum(
             weights[:, k, None, None] * c.tilted_cov(rows) for k, c in enumerate(self.components)
         )
-
-    def _extreme(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d"]:
-        points = torch.stack([c.extreme(rows) for c in self.components])
-        heights = torch.einsum("kmd,md->mk", points, rows)
-        best = heights.max(-1, keepdim=True).values
-        tied = heights >= best - 1e-12 * best.abs()
-        if bool((tied.sum(-1) > 1).any()):
-            raise ValueError(
-                "hardmax limit: two components of the mixture reach the same largest score for this"
-                " query, so their order at the edge decides; perturb the query or use one component"
-            )
-        return torch.einsum("mk,kmd->md", tied.to(points), points)
 
     def _sample(self, n: int, generator: torch.Generator | None) -> Float64[Tensor, "n d"]:
         here = self.weights if generator is None else self.weights.to(generator.device)
@@ -185,15 +165,6 @@ class MixtureFields(LawFields):
     law: Literal["mixture"]
     weights: Annotated[tuple[float, ...], Field(min_length=1)]
     components: tuple[LawSpec, ...]
-
-    @model_validator(mode="after")
-    def _one_each(self) -> MixtureFields:
-        if len(self.weights) != len(self.components):
-            raise ValueError(
-                f"weights: expected {len(self.components)} numbers, one per component, got"
-                f" {len(self.weights)}"
-            )
-        return self
 
     def build(self, dtype: torch.dtype, device: str) -> Mixture:
         return Mixture(

@@ -104,9 +104,6 @@ class Pool(Measure):
     def as_pool(self) -> Pool:
         return self
 
-    def points(self) -> Float64[Tensor, "N d"]:
-        return self.tokens.double()
-
     def along(self, theta: Float64[Tensor, " d"], cut: float | None = None) -> list[Line] | None:
         return None if cut is not None else [points(theta, self.tokens.double())]
 

@@ -18,11 +18,11 @@ from esscher.measures.base import Measure, from_cumulants, power, to_cumulants
 from esscher.measures.fields import fields_of
 from esscher.measures.line import NEGLIGIBLE, Line, ladder, normalised, points
 from esscher.measures.matrices import as_size, isotropic
+from esscher.measures.pool import Pool
 from esscher.measures.radial import scaled_log, scaled_mean, spread
 from esscher.measures.rotational import Ball
 
-CORNERS = 12  # up to this dimension the law of signs along a tilt is listed corner by corner
-FEW = 6  # and up to this one its corners are few
+CORNERS = 12  # up to this dimension the law of signs is a pool of its corners
 
 
 class Product(Measure):
@@ -174,16 +174,16 @@ class Rademacher(_Bounded):
     def _edge_1d(self) -> float:
         return self.scale
 
-    def along(self, theta: Float64[Tensor, " d"], cut: float | None = None) -> list[Line] | None:
-        known = self.dim <= CORNERS and cut is None
-        return [points(theta, self._corners())] if known else None
-
-    def points(self) -> Float64[Tensor, "N d"] | None:
-        return None if self.dim > FEW else self._corners()
-
-    def _corners(self) -> Float64[Tensor, "N d"]:
+    def as_pool(self) -> Pool | None:
+        """Its corners, where they are few enough to list."""
+        if self.dim > CORNERS:
+            return None
         ends = torch.tensor([-self.scale, self.scale], dtype=torch.float64, device=self.device)
-        return torch.cartesian_prod(*self.dim * [ends]).reshape(-1, self.dim)
+        return Pool(torch.cartesian_prod(*self.dim * [ends]).reshape(-1, self.dim))
+
+    def along(self, theta: Float64[Tensor, " d"], cut: float | None = None) -> list[Line] | None:
+        corners = self.as_pool()
+        return None if corners is None else corners.along(theta, cut)
 
 
 CubeFields = fields_of(Cube, "half_width")
@@ -194,15 +194,6 @@ class Laplace(Product):
     """Two-sided exponential coordinates of scale b: k(x) = -log(1 - b^2 x^2), finite only for |x| <
     1/b.
     """
-
-    def _check_domain(self, rows: Float64[Tensor, "m d"]) -> None:
-        worst = float(rows.detach().abs().max()) if rows.numel() else 0.0
-        if worst * self.scale >= 1.0:
-            raise ValueError(
-                f"theta: a Laplace law of scale {self.scale:g} has a limit only where every"
-                f" |theta_i| < {1 / self.scale:g}, got {worst:g}; its transform is infinite there,"
-                " so attention does not converge"
-            )
 
     def _log_laplace_1d(self, x: Tensor) -> Tensor:
         a = self.scale * x

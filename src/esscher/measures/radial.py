@@ -25,19 +25,18 @@ whose terms are positive and whose rounding errors do not grow. Nothing is trunc
 from __future__ import annotations
 
 import math
-from fractions import Fraction
 from functools import cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.polynomial import Polynomial
 from torch import Tensor
 
 from esscher.measures.matrices import norms
 
 FLOOR = 30.0  # smallest Debye order; with TERMS = 10 the truncation error is below 1e-15
 TERMS = 10
-
-Polynomial = list[Fraction]
 
 
 class Radial(NamedTuple):
@@ -125,34 +124,17 @@ def _horner(coefficients: list[float], t: Tensor) -> tuple[Tensor, Tensor]:
 
 @cache
 def _series(nu: float) -> tuple[list[float], list[float], list[float]]:
-    """Coefficients in t of U, D and (U(1) - U(t)) / (1 - t), summed over k with weights nu^-k."""
-    polynomials = _debye_polynomials()
-    size = 3 * TERMS + 3
-    u, d, gap = [0.0] * size, [0.0] * size, [0.0] * size
-    for k, p in enumerate(polynomials):
-        for i, c in enumerate(p):
-            u[i] += float(c) / nu**k
-            # (1 - t^i) / (1 - t) = 1 + t + ... + t^(i-1)
-            for j in range(i):
-                gap[j] += float(c) / nu**k
-    for k, p in enumerate(polynomials[:-1], start=1):
-        # V_k - U_k = -(1 - t^2) (t U_{k-1} / 2 + t^2 U_{k-1}'), DLMF 10.41.11
-        for i, c in enumerate(p):
-            d[i + 1] -= float(c) * (0.5 + i) / nu**k
-    return u, d, gap
+    """Coefficients in t of U, D and (U(1) - U(t)) / (1 - t), summed over k with weights nu^-k.
 
-
-@cache
-def _debye_polynomials() -> list[Polynomial]:
-    """U_0 .. U_TERMS by U_{k+1} = t^2 (1 - t^2) U_k' / 2 + (1/8) int_0^t (1 - 5 s^2) U_k ds (DLMF
-    10.41.9).
+    U_{k+1} = t^2 (1 - t^2) U_k' / 2 + (1/8) int_0^t (1 - 5 s^2) U_k ds (DLMF 10.41.9), and V_k -
+    U_k = -(1 - t^2) (t U_{k-1} / 2 + t^2 U_{k-1}') (DLMF 10.41.11).
     """
-    polynomials = [[Fraction(1)]]
-    for _ in range(TERMS):
-        p = polynomials[-1]
-        following = [Fraction(0)] * (len(p) + 3)
-        for i, c in enumerate(p):
-            following[i + 1] += c * (Fraction(i, 2) + Fraction(1, 8 * (i + 1)))
-            following[i + 3] -= c * (Fraction(i, 2) + Fraction(5, 8 * (i + 3)))
-        polynomials.append(following)
-    return polynomials
+    t, term = Polynomial([0.0, 1.0]), Polynomial([1.0])
+    u, d = term, 0.0 * term
+    for k in range(1, TERMS + 1):
+        d = d - (0.5 * t * term + t**2 * term.deriv()) / nu**k
+        inner = ((1.0 - 5.0 * t**2) * term).integ()
+        term = 0.5 * t**2 * (1.0 - t**2) * term.deriv() + 0.125 * inner
+        u = u + term / nu**k
+    gap = np.cumsum(u.coef[:0:-1])[::-1]  # (1 - t^i) / (1 - t) = 1 + t + ... + t^(i-1)
+    return u.coef.tolist(), d.coef.tolist(), gap.tolist()

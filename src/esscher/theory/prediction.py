@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,15 +23,6 @@ from esscher.measures.matrices import largest_singular, product, spectral_norm
 
 Floats = npt.NDArray[np.float64]
 Conditions = tuple[tuple[str, bool | None], ...]
-Status = Literal[
-    "proved",
-    "exact",
-    "proved (asymptotic)",
-    "heuristic",
-    "experimental",
-]
-Units = Literal["rms", "mean absolute", "squared", "fourth power", "none"]
-
 SMALLEST = 1e-100  # a point mass is sub-Gaussian for every sigma; the formulas divide by sigma
 POWER: dict[str, float] = {"rms": 1.0, "mean absolute": 1.0, "squared": 0.5, "fourth power": 0.25}
 
@@ -59,12 +50,12 @@ class Prediction:
     name: str
     source: str
     formula: str
-    status: Status
+    status: str
     quantity: str
     conditions: Conditions = ()
     exponent: float | None = None
     value: Callable[[Any], Floats] | None = None
-    units: Units = "none"
+    units: str = "none"  # of the value: a key of POWER
     numbers: Mapping[str, float] = field(default_factory=dict)
 
     def __repr__(self) -> str:

@@ -16,7 +16,7 @@ law_adapter = TypeAdapter(LawSpec)
     "law",
     [
         {"law": "gaussian", "dim": 3, "variance": 2.0, "decay": 1.0, "mean": 0.5},
-        {"law": "gaussian", "dim": 2, "spectrum": [1.0, 0.0]},
+        {"law": "gaussian", "dim": 2, "mean": [1.0, 0.0]},
         {"law": "sphere", "dim": 3, "radius": 2.0},
         {"law": "ball", "dim": 3},
         {"law": "cube", "dim": 3, "half_width": 0.5},
@@ -44,7 +44,7 @@ def test_every_law_is_built(law: dict[str, object]) -> None:
         {"law": "gauss", "dim": 3},
         {"law": "gaussian"},
         {"law": "gaussian", "dim": 0},
-        {"law": "gaussian", "dim": 3, "spectrum": [1.0]},
+        {"law": "gaussian", "dim": 3, "spectrum": [1.0, 1.0, 1.0]},
         {"law": "sphere", "dim": 3, "radius": -1.0},
         {"law": "sphere", "dim": 3, "radios": 1.0},
     ],
