@@ -150,7 +150,9 @@ def as_counts(value: Any, name: str) -> npt.NDArray[np.int64]:
     """Whole numbers of at least 1, as a flat int64 array. Floats are taken when they are whole and
     below 2**53.
     """
-    if isinstance(value, list | tuple):
+    if isinstance(value, Tensor):
+        value = value.tolist()
+    elif isinstance(value, list | tuple):
         value = [item.tolist() if isinstance(item, Tensor) else item for item in value]
     try:
         numbers = np.atleast_1d(np.asarray(value))

@@ -123,7 +123,10 @@ def test_a_head_keeps_its_factors_and_does_not_change() -> None:
             lambda: es.Head.from_weights(torch.zeros(2, 3), torch.zeros(4, 3), torch.eye(3)),
             "key_map: expected 2 rows",
         ),
-        (lambda: es.Head.from_weights(torch.zeros(2, 3), torch.zeros(2, 3), torch.eye(4)), "wv"),
+        (
+            lambda: es.Head.from_weights(torch.zeros(2, 3), torch.zeros(2, 3), torch.eye(4)),
+            "V: expected",
+        ),
         (lambda: es.Head.from_weights(*3 * [torch.eye(3)], bq=torch.zeros(2)), "bq"),
         (lambda: es.Head.from_weights(*3 * [torch.eye(3)], bk=torch.zeros(2)), "bk"),
         (

@@ -33,7 +33,7 @@ class Triangular(Product):
         device: torch.device | str = "cpu",
     ) -> None:
         es.Measure.__init__(self, dim, dtype, device)
-        self.half_width = as_positive(half_width, "half_width")
+        self._edge = self.half_width = as_positive(half_width, "half_width")
         self._half = es.Cube(1, 0.5 * self.half_width)
 
     def _log_laplace_1d(self, x: Tensor) -> Tensor:
@@ -55,9 +55,6 @@ class Triangular(Product):
     def _sigma_1d(self) -> float:
         """sinh(x)/x <= exp(x^2/6), twice."""
         return self.half_width / math.sqrt(6.0)
-
-    def _edge_1d(self) -> float:
-        return self.half_width
 
     def along(self, theta: Float64[Tensor, " d"], cut: float | None = None) -> list[Line] | None:
         """On the line: Gauss-Legendre nodes on pieces of score length one, with a cut at 0 where

@@ -43,6 +43,7 @@ class Measure(ABC):
 
     is_gaussian: ClassVar[bool] = False  # the law is N(mean, cov)
     is_entire: ClassVar[bool] = False  # K is finite everywhere: no tilt need be looked at
+    is_even: bool = False  # y and -y have the same law
 
     def __init__(
         self, dim: Any, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu"
@@ -96,11 +97,6 @@ class Measure(ABC):
         return check_covariance(self.cov, "cov")[1]
 
     # ---- facts a law may know
-
-    @property
-    def is_even(self) -> bool:
-        """Whether y and -y have the same law."""
-        return False
 
     def along(self, theta: Float64[Tensor, " d"], cut: float | None = None) -> list[Line] | None:
         """The law along one tilt as one or several sets of nodes whose weights sum to one together.

@@ -37,6 +37,7 @@ class Gaussian(Measure):
         if mean is not None:
             mean = in_range(as_tensor(mean, "mean", ndim=1, last=self.dim), "mean")
             self._mean = mean.to(self._cov)
+        self.is_even = not bool(self._mean.any())
 
     def __repr__(self) -> str:
         shifted = f", |mean|={float(self._mean.norm()):.4g}" if bool(self._mean.any()) else ""
@@ -53,10 +54,6 @@ class Gaussian(Measure):
 
     def _sample(self, n: int, generator: torch.Generator | None) -> Float64[Tensor, "n d"]:
         return self._mean + self._noise(torch.randn, n, self.dim, generator) @ self.root.T
-
-    @property
-    def is_even(self) -> bool:
-        return not bool(self._mean.any())
 
     def along(self, theta: Float64[Tensor, " d"], cut: float | None = None) -> list[Line]:
         """Score m.theta + s g, token m + L u g with covariance L (I - u u^T) L^T; L = root, u = L^T

@@ -28,6 +28,9 @@ CORNERS = 12  # up to this dimension the law of signs is a pool of its corners
 class Product(Measure):
     """d independent copies of one symmetric law on the line: K(theta) = sum_i k(theta_i)."""
 
+    is_even = True
+    _edge: float | None = None  # largest |y_i|, of a bounded law
+
     def __init__(self, dim: Any, scale: Any = 1.0, **place: Any) -> None:
         super().__init__(dim, **place)
         self.scale = as_size(scale, "scale")
@@ -56,10 +59,6 @@ class Product(Measure):
         """A sub-Gaussian parameter of one coordinate: k(x) <= sigma^2 x^2 / 2 for every x."""
         return None
 
-    def _edge_1d(self) -> float | None:
-        """Largest |y_i|, of a bounded law."""
-        return None
-
     def _log_laplace(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, " m"]:
         return self._log_laplace_1d(rows).sum(-1)
 
@@ -72,17 +71,11 @@ class Product(Measure):
     def _sample(self, n: int, generator: torch.Generator | None) -> Float64[Tensor, "n d"]:
         return self._quantile_1d(self._noise(torch.rand, n, self.dim, generator))
 
-    @property
-    def is_even(self) -> bool:
-        return True
-
     def _extreme(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d"]:
-        edge = self._edge_1d()
-        return super()._extreme(rows) if edge is None else edge * rows.sign()
+        return super()._extreme(rows) if self._edge is None else self._edge * rows.sign()
 
     def support_radius(self) -> float | None:
-        edge = self._edge_1d()
-        return None if edge is None else edge * math.sqrt(self.dim)
+        return None if self._edge is None else self._edge * math.sqrt(self.dim)
 
     @cached_property
     def subgaussian_root(self) -> Float64[Tensor, "d d"] | None:
@@ -109,22 +102,20 @@ class _Bounded(Product):
 
     is_entire: ClassVar[bool] = True
     order: ClassVar[float]  # v
+    _edge: float
 
     def _log_laplace_1d(self, x: Tensor) -> Tensor:
-        return scaled_log(self.order, self._edge_1d(), x[..., None])
+        return scaled_log(self.order, self._edge, x[..., None])
 
     def _mean_1d(self, x: Tensor) -> Tensor:
-        return scaled_mean(self.order, self._edge_1d(), x[..., None])[..., 0]
+        return scaled_mean(self.order, self._edge, x[..., None])[..., 0]
 
     def _variance_1d(self, x: Tensor) -> Tensor:
-        return spread(self.order, self._edge_1d(), x.abs())[1]
+        return spread(self.order, self._edge, x.abs())[1]
 
     def _sigma_1d(self) -> float:
         """cosh x <= exp(x^2/2); sinh(x)/x <= exp(x^2/6), since (2k+1)! >= 6^k k!."""
-        return self._edge_1d() / math.sqrt(2.0 * self.order)
-
-    @abstractmethod
-    def _edge_1d(self) -> float: ...
+        return self._edge / math.sqrt(2.0 * self.order)
 
 
 class Cube(_Bounded):
@@ -136,16 +127,13 @@ class Cube(_Bounded):
 
     def __init__(self, dim: Any, half_width: Any = 1.0, **place: Any) -> None:
         Measure.__init__(self, dim, **place)
-        self.half_width = as_size(half_width, "half_width")
+        self._edge = self.half_width = as_size(half_width, "half_width")
 
     def _quantile_1d(self, u: Tensor) -> Tensor:
         return self.half_width * (2.0 * u - 1.0)
 
     def _moment_1d(self, order: int) -> float:
         return power(self.half_width, order) / (order + 1)
-
-    def _edge_1d(self) -> float:
-        return self.half_width
 
     def as_rotational(self) -> Ball | None:
         """An interval is a ball."""
@@ -165,14 +153,15 @@ class Rademacher(_Bounded):
 
     order: ClassVar[float] = 0.5
 
+    def __init__(self, dim: Any, scale: Any = 1.0, **place: Any) -> None:
+        super().__init__(dim, scale, **place)
+        self._edge = self.scale
+
     def _quantile_1d(self, u: Tensor) -> Tensor:
         return self.scale * (2.0 * (u >= 0.5).to(u.dtype) - 1.0)
 
     def _moment_1d(self, order: int) -> float:
         return power(self.scale, order)
-
-    def _edge_1d(self) -> float:
-        return self.scale
 
     def as_pool(self) -> Pool | None:
         """Its corners, where they are few enough to list."""

@@ -33,6 +33,7 @@ class Rotational(Measure):
     """
 
     is_entire: ClassVar[bool] = True
+    is_even = True
     filled: ClassVar[bool]  # uniform in the ball, not on the sphere
 
     def __init__(self, dim: Any, radius: Any = 1.0, **place: Any) -> None:
@@ -80,10 +81,6 @@ class Rotational(Measure):
             return self.radius * directions
         share = self._noise(torch.rand, n, 1, generator)
         return self.radius * share ** (1 / self.dim) * directions
-
-    @property
-    def is_even(self) -> bool:
-        return True
 
     def as_rotational(self) -> Rotational:
         return self

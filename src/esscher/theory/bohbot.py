@@ -40,19 +40,14 @@ def moments(setting: Setting) -> list[Prediction]:
         ("queries are the tokens (self-attention)", setting.own_queries),
     )
     psi, horizon = setting.coupling, setting.horizon
-    numbers = {} if psi is None else {"coupling": psi}
     uniform = {"radius": setting.radius}
     if horizon is not None:  # the constant before exp(log_growth) is not given in the sources
         uniform |= {"horizon": horizon, "log_growth": (setting.radius * horizon) ** 2}
-    rows = (
-        ("b-moments", moment_exponent),
-        ("b-moments-experimental", moment_exponent_experimental),
-    )
+    known, psi = psi is not None, psi or 0.0
+    beta, seen, numbers = moment_exponent(psi), moment_exponent_experimental(psi), {"coupling": psi}
     return [
-        *(
-            state(name, conditions, None if psi is None else exponent(psi), numbers=numbers)
-            for name, exponent in rows
-        ),
+        state("b-moments", conditions, beta, numbers=numbers, known=known),
+        state("b-moments-experimental", conditions, seen, numbers=numbers, known=known),
         state("b-uniform", (subgaussian,), 0.5, numbers=uniform),
     ]
 

@@ -475,26 +475,21 @@ def _token_conditions(setting: Setting) -> Conditions:
 
 def one_query(setting: Setting) -> list[Prediction]:
     """Bounds for every query |x| <= radius: Corollary C.3 and Lemmas C.4 and C.7."""
-    d, v = setting.head.dim, setting.v_norm
+    d, v, token_fourth = setting.head.dim, setting.v_norm, setting.token_fourth or 0.0
     at = (setting.sigma or 1.0, setting.tilt, setting.fourth or 0.0)
-    token_fourth = setting.token_fourth or 0.0
-    conditions = _token_conditions(setting)
-    numbers = {"radius": setting.radius, "tilt": setting.tilt, "d": float(d), "c_f": v}
-    optional = {"sigma": setting.sigma, "fourth": setting.fourth}
-    numbers |= {key: number for key, number in optional.items() if number is not None}
-    values: dict[str, Callable[[Any], Floats]] = {
-        "s-c3-mended": lambda n: corollary_c3(n, DELTA, *at),
-        "s-c4-mended": lambda n: lemma_c4(n, d, *at, v),
-        "s-c4-sharpened": lambda n: lemma_c4_sharpened(n, *at),
-        "s-c7": lambda n: lemma_c7(n, d, *at, v, token_fourth),
+    numbers = {"radius": setting.radius, "d": float(d), "c_f": v}
+    numbers |= dict(zip(("sigma", "tilt", "fourth"), at, strict=True))
+    rows: dict[str, tuple[float, Callable[[Any], Floats]]] = {
+        "s-c3-mended": (0.5, lambda n: corollary_c3(n, DELTA, *at)),
+        "s-c4-mended": (0.5, lambda n: lemma_c4(n, d, *at, v)),
+        "s-c4-sharpened": (0.5, lambda n: lemma_c4_sharpened(n, *at)),
+        "s-c7": (0.125, lambda n: lemma_c7(n, d, *at, v, token_fourth)),
     }
+    known = None not in (setting.sigma, setting.fourth, setting.token_fourth)
     found = []
-    for name, value in values.items():
-        known = setting.sigma is not None and setting.fourth is not None
-        known &= name != "s-c7" or setting.token_fourth is not None
-        exponent = 0.125 if name == "s-c7" else 0.5
+    for name, (exponent, value) in rows.items():
         own = numbers | {"delta": DELTA} if name == "s-c3-mended" else numbers
-        found.append(state(name, conditions, exponent, value if known else None, own))
+        found.append(state(name, _token_conditions(setting), exponent, value, own, known))
     return found
 
 
@@ -549,11 +544,11 @@ def averaged(setting: Setting) -> list[Prediction]:
         ("s-18", min(1 / 24, _reciprocal(1536.0, sigma, u)), lambda n: equation_18(n, of)),
         ("s-prop31", proposition_31_exponent(1.0, u) / large / large, None),
     ]
-    if not known:
-        return [state(name, conditions) for name, _, _ in rows]
     return [
-        state(name, conditions, exponent, value, numbers if value else numbers | {"sigma": large})
-        for name, exponent, value in rows
+        state(
+            name, conditions, beta, value, numbers if value else numbers | {"sigma": large}, known
+        )
+        for name, beta, value in rows
     ]
 
 
@@ -584,19 +579,16 @@ def gradients(setting: Setting) -> list[Prediction]:
         )
 
     moment_condition = ("the moments of Assumption 3.3 and E|y|^8 are known", all_known)
+    v_beta, u_beta = proposition_31_exponent(sigma, u), min(1 / 24, _reciprocal(1536.0, sigma, u))
+    v_numbers = {"sigma": sigma, "u_norm": u}
+    u_numbers = {f"tilted_moment_{p}_{q}": of for (p, q), of in moments.items() if of}
+
+    def v_bound(n: Any) -> Floats:
+        return equation_16(n, token)
+
     return [
+        state("s-gradient-v", conditions, v_beta, v_bound, v_numbers, known),
         state(
-            "s-gradient-v",
-            conditions,
-            proposition_31_exponent(sigma, u) if known else None,
-            (lambda n: equation_16(n, token)) if known else None,
-            {"sigma": sigma, "u_norm": u} if known else {},
-        ),
-        state(
-            "s-gradient-u",
-            (*conditions, moment_condition),
-            min(1 / 24, _reciprocal(1536.0, sigma, u)) if all_known else None,
-            u_bound if all_known else None,
-            {f"tilted_moment_{p}_{q}": of for (p, q), of in moments.items() if of},
+            "s-gradient-u", (*conditions, moment_condition), u_beta, u_bound, u_numbers, all_known
         ),
     ]

@@ -94,22 +94,20 @@ def state(
     exponent: float | None = None,
     value: Callable[[Any], Floats] | None = None,
     numbers: Mapping[str, float] | None = None,
+    known: bool = True,
 ) -> Prediction:
-    """The prediction of this name, its words from ``statements.yaml``. A bound beyond float64 is
-    infinite: numpy need not warn.
+    """The prediction of this name, its words from ``statements.yaml``; without exponent, value and
+    numbers where those that it is made of are not ``known``.
     """
     words = dict(_words()[name])
+    if not known:
+        exponent, value, numbers = None, None, None
     if value is None:
         words["units"] = "none"
-    else:
+    else:  # a bound beyond float64 is infinite: numpy need not warn
         value = np.errstate(all="ignore")(value)
     return Prediction(
-        name,
-        **words,
-        conditions=conditions,
-        exponent=exponent,
-        value=value,
-        numbers=numbers or {},
+        name, **words, conditions=conditions, exponent=exponent, value=value, numbers=numbers or {}
     )
 
 

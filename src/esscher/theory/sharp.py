@@ -264,16 +264,16 @@ def delta(setting: Setting) -> list[Prediction]:
     except ValueError:  # the transform is infinite at twice the tilt, or a moment is not known
         numbers = {}
     conditions = (("E exp<2 theta, y> is finite and E|V (y - E y)|^4 is known", bool(numbers)),)
-    value = (lambda n: delta_bound(n, **numbers)) if numbers else None
-    constant = {"constant": numbers["delta"]} if numbers else {}
+    known = bool(numbers)
+    constant = {"constant": numbers.get("delta", 0.0)}
     try:
         reach = {"constant": chi_squared_radius(_delta_spectrum(setting), CHANCE), "delta": CHANCE}
     except ValueError:
         reach = {}
     finite = (("E exp<2 theta, y> is finite", bool(reach)),)
     return [
-        state("delta-bound", conditions, 0.5, value, numbers),
-        state("keep-random", conditions, 0.5, numbers=constant),
+        state("delta-bound", conditions, 0.5, lambda n: delta_bound(n, **numbers), numbers, known),
+        state("keep-random", conditions, 0.5, numbers=constant, known=known),
         state("delta-chi-squared", finite, 0.5, numbers=reach),
     ]
 
