@@ -70,7 +70,7 @@ def test_bad_laws_are_refused(make: object) -> None:
 def test_laplace_says_where_its_limit_exists() -> None:
     measure = es.Laplace(2, 0.5)
     assert torch.isfinite(measure.log_laplace([1.999, -1.999]))
-    with pytest.raises(ValueError, match="infinite .* at 1 of 1 tilts: Laplace has no limit there"):
+    with pytest.raises(ValueError, match="at 1 of 1 tilts: Laplace has no limit there"):
         measure.tilted_mean([0.0, 2.0])
     with pytest.raises(ValueError, match="Laplace has no limit there"):
         es.Mixture([0.5, 0.5], [es.Sphere(2), measure]).log_laplace([3.0, 0.0])

@@ -35,7 +35,6 @@ class Prediction:
 
     - "proved": a bound with a complete proof, so the exact error lies below ``value`` wherever
       ``applies``;
-    - "exact": an equality at every n;
     - "proved (asymptotic)": a proved statement about large n whose constant or remainder is not
       known here;
     - "heuristic": derived, not proved;
