@@ -145,13 +145,6 @@ class Measure(ABC):
         """
         return None
 
-    def tilted_moment(self, order: int) -> tuple[float, float] | None:
-        """(a, b) with E|y - E y|^order at most (a |theta|)^order + b under every tilt theta, E y of
-        the law untilted.
-        """
-        radius = self.support_radius()
-        return None if radius is None else (0.0, power(radius, order))
-
     def _extreme(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d"]:
         raise ValueError(
             f"hardmax limit: {type(self).__name__} has unbounded support, so that the largest score"

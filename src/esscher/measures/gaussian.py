@@ -108,13 +108,6 @@ class Gaussian(Measure):
             cumulants.append(2.0**r * math.factorial(r) * float(power.trace()))
         return from_cumulants(cumulants)
 
-    def tilted_moment(self, order: int) -> tuple[float, float]:
-        """y - m = Sigma theta + centred: 2^{p-1} (||Sigma||^p |theta|^p + E|y - m|^p), as in [S]
-        Lemma F.1.
-        """
-        double = 2.0 ** (order - 1)
-        return double ** (1.0 / order) * self.reach, double * self.norm_moment(order)
-
 
 class GaussianFields(LawFields):
     """N(mean, Sigma): eigenvalues of Sigma fall like variance * i^-decay."""

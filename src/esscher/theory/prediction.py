@@ -178,20 +178,22 @@ def proved_coupling(head: Head, measure: Measure) -> tuple[float | None, float |
 
 def tilted_moment(setting: Setting, p: int, q: int) -> float | None:
     """Upper bound on E_x[ |x|^q E_{tilted by A x} |y - E y|^p ], the left side of [S] Assumption
-    3.3; None where unknown.
+    3.3; None where unknown. The paper's M_{p,q} is this over sigma^{2p}.
 
-    With (a, b) of ``Measure.tilted_moment``: (a ||A||)^p E|x|^{p+q} + b E|x|^q. The paper's M_{p,q}
-    is this over sigma^{2p}.
+    Tokens within R of their mean: R^p E|x|^q. Gaussian tokens, as in [S] Lemma F.1: y - E y = Sigma
+    A x + centred, so 2^{p-1} ( (||Sigma|| ||A||)^p E|x|^{p+q} + E|y - E y|^p E|x|^q ).
     """
-    known = setting.measure.tilted_moment(p)
-    own = 1.0 if q == 0 else setting.queries.norm_moment(q)
-    if known is None or own is None or not setting.queries_centred:
+    measure, queries = setting.measure, setting.queries
+    own = 1.0 if q == 0 else queries.norm_moment(q)
+    if own is None or not setting.queries_centred:
         return None
-    slope, constant = known
-    if slope == 0.0:
-        return constant * own
-    far = setting.queries.norm_moment(p + q)
-    return None if far is None else power(slope * setting.a_norm, p) * far + constant * own
+    radius = measure.support_radius()
+    if radius is not None:
+        return power(radius, p) * own
+    centred, far = measure.norm_moment(p), queries.norm_moment(p + q)
+    if not measure.is_gaussian or centred is None or far is None:
+        return None
+    return 2.0 ** (p - 1) * (power(measure.reach * setting.a_norm, p) * far + centred * own)
 
 
 @torch.no_grad()

@@ -346,7 +346,7 @@ def uniform(setting: Setting) -> list[Prediction]:
     laws, and of Gaussian tokens.
     """
     head, measure, reach = setting.head, setting.measure, setting.measure.support_radius()
-    constant, most, numbers = math.nan, math.inf, {}
+    constant, most = math.inf, math.inf
     if reach is not None and setting.no_bias:
         V, tilt = head.V.double(), setting.a_norm * setting.radius
         spread = math.sqrt(float((V @ measure.cov.double() * V).sum()))
@@ -358,15 +358,17 @@ def uniform(setting: Setting) -> list[Prediction]:
             theta[0] = tilt
             log_peak -= float(measure.log_laplace(theta))
         constant = chaining_constant(score, log_peak, setting.v_norm * reach, spread, rank)
-        if math.isfinite(constant):
-            most = 2.0 * setting.v_norm * reach
-            numbers = {"radius": setting.radius, "support": reach, "constant": constant}
+        most = 2.0 * setting.v_norm * reach
     bounded = (
         ("tokens have bounded support", reach is not None),
         ("the head has no tilt bias", setting.no_bias),
     )
-    value = (lambda n: np.minimum(constant / np.sqrt(as_counts(n, "n")), most)) if numbers else None
-    bound = state("uniform-chaining", bounded, 0.5, value, numbers)
+    numbers = {"radius": setting.radius, "support": reach or 0.0, "constant": constant}
+
+    def value(n: Any) -> Floats:
+        return np.minimum(constant / np.sqrt(as_counts(n, "n")), most)
+
+    bound = state("uniform-chaining", bounded, 0.5, value, numbers, math.isfinite(constant))
     return [bound, _gaussian_uniform(setting)]
 
 
@@ -386,17 +388,16 @@ def _gaussian_uniform(setting: Setting) -> Prediction:
             "limit": r * spectral_norm(values @ root.T @ A),
         }
     constant = gaussian_uniform_constant(**numbers) if numbers else math.inf
-    known = math.isfinite(constant)
-    return state(
-        "uniform-gaussian",
-        (
-            ("tokens are Gaussian", measure.is_gaussian),
-            ("the head has no tilt bias", setting.no_bias),
-        ),
-        0.5,
-        (lambda n: constant / np.sqrt(as_counts(n, "n"))) if known else None,
-        {**numbers, "constant": constant} if known else {},
+    conditions = (
+        ("tokens are Gaussian", measure.is_gaussian),
+        ("the head has no tilt bias", setting.no_bias),
     )
+
+    def value(n: Any) -> Floats:
+        return np.asarray(constant / np.sqrt(as_counts(n, "n")))
+
+    numbers["constant"] = constant
+    return state("uniform-gaussian", conditions, 0.5, value, numbers, math.isfinite(constant))
 
 
 # ---- Neyman's keys at one query
