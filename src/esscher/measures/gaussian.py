@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float64
-from pydantic import Field, PositiveFloat
+from pydantic import Field, PositiveFloat, model_validator
 from torch import Tensor
 
 from esscher.inputs import as_tensor
@@ -119,6 +119,12 @@ class GaussianFields(LawFields):
     variance: PositiveFloat = 1.0
     decay: float = Field(0.0, ge=0.0)
     mean: float | tuple[float, ...] = 0.0
+
+    @model_validator(mode="after")
+    def _one_each(self) -> GaussianFields:
+        if isinstance(self.mean, tuple) and len(self.mean) != self.dim:
+            raise ValueError(f"mean: expected {self.dim} numbers, got {len(self.mean)}")
+        return self
 
     def build(self, dtype: torch.dtype, device: str) -> Gaussian:
         values = self.variance * torch.arange(1, self.dim + 1, dtype=torch.float64) ** -self.decay

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 from jaxtyping import Float64
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from esscher.inputs import as_tensor
@@ -165,6 +165,12 @@ class MixtureFields(LawFields):
     law: Literal["mixture"]
     weights: Annotated[tuple[float, ...], Field(min_length=1)]
     components: tuple[LawSpec, ...]
+
+    @model_validator(mode="after")
+    def _one_each(self) -> MixtureFields:
+        if len(self.weights) != len(self.components):
+            raise ValueError(f"weights: expected {len(self.components)}, got {len(self.weights)}")
+        return self
 
     def build(self, dtype: torch.dtype, device: str) -> Mixture:
         return Mixture(
