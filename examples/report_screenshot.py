@@ -18,7 +18,7 @@ from pathlib import Path
 from PIL import Image
 
 from esscher.report import write_report
-from esscher.report.words import head_name, ranked_heads
+from esscher.report.words import ranked_heads
 from esscher.runs import Run, load_run, terminal
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -90,7 +90,8 @@ def main(run_path: str | None = None, file: str = "report.png") -> None:
     with tempfile.TemporaryDirectory() as folder:
         run = load_run(run_path) if run_path is not None else probed(Path(folder) / "run")
         page = write_report([run], (Path(folder) / "report.html").resolve())
-        head = head_name(ranked_heads(run.table("heads"), "tokens_needed_10pct").iloc[-1])
+        row = ranked_heads(run.table("heads"), "tokens_needed_10pct").iloc[-1]
+        head = f"L{int(row['layer'])}H{int(row['head'])}"
         photograph(page, head, Path(file))
     print(f"picture: {file}")
 

@@ -8,13 +8,10 @@ import json
 import shlex
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
 from tests.cli.commands import run
 from tests.models.probe_runs import save_tiny
-from tests.models.tiny import FAMILIES, build
 from tests.pages import blocks
 
 TUTORIALS = sorted((Path(__file__).parents[1] / "docs" / "tutorials").glob("*.md"))
@@ -109,26 +106,6 @@ def test_the_language_model_says_what_its_tutorial_shows(
     check(page, {}, tmp_path, capsys)
     (block,) = blocks(page.read_text("utf-8"), "py")
     assert generated(block.body, LANGUAGE_MODEL, capsys) == (block.shown or "").splitlines()
-
-
-def test_the_kvpress_code_of_a_page_drops_keys(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As printed, on a small random model; kvpress is no dependency, and often not there."""
-    pytest.importorskip("kvpress")
-    monkeypatch.chdir(tmp_path)
-    (page,) = (page for page in TUTORIALS if page.stem == "cache_budget")
-    (code,) = blocks(page.read_text("utf-8"), "py")
-    family = next(family for family in FAMILIES if family.name == "llama")
-    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
-    model = build(family.config, {**family.options, **sizes}, "AutoModelForCausalLM")
-    shares = np.array([[0.5, 0.9], [0.7, 0.7]])  # dropped by two layers of two caches
-    np.save("expected.npy", np.broadcast_to(shares, (99, 2, 2)).astype(np.float32))
-    ids = torch.arange(100)[None] % model.config.vocab_size
-    exec(code.body, {"model": model, "input_ids": ids})
-    for layer, wanted in zip(model.model.layers, shares, strict=True):
-        _, caches, _ = layer.self_attn.masked_key_indices
-        assert torch.bincount(caches).tolist() == (100 * wanted).round().tolist()
 
 
 def check(

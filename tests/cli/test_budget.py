@@ -91,9 +91,6 @@ def test_a_run_of_the_corpus_has_random_keys_alone(
     code, out, err = run(["budget", str(probed), "--rule", "heavy"], capsys)
     assert (code, out) == (2, "")
     assert "no errors of heavy; it has those of random" in err
-    code, out, err = run(["budget", str(probed), "--kvpress", "never.npy"], capsys)
-    assert (code, out) == (2, "")
-    assert "this run has layers 1, without 0.0" in err
 
 
 @pytest.mark.parametrize(
@@ -107,8 +104,6 @@ def test_a_run_of_the_corpus_has_random_keys_alone(
         (["--total", "200", "--epsilon", ".1"], "expected one of an error, a total and a loss"),
         (["--kl", "0.05"], "has no losses in nats: no keep rules were compared"),
         (["--rule", "best"], "no rule 'best' in 'best'; rules: adaptive, bigbird"),
-        (["--kvpress", "x.npy", "--total", "200"], "leave --epsilon, --total and --kl out"),
-        (["--kvpress", "."], "it exists already; give another name"),
         (["--total", "5"], "total: expected between 32"),
         (["--total", "100000"], "total: expected between 32"),
     ],

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 
 import esscher as es
-from esscher.probe.budget import Asked, budget_table, prune_ratios, rule_budget
+from esscher.probe.budget import Asked, budget_table, rule_budget
 from tests.cli.commands import run
 from tests.models.frontiers import frontier, frontier_run
 from tests.models.probe_runs import few_texts, tiny_model
@@ -133,9 +132,6 @@ def test_a_rule_of_each_query_says_that_the_cache_holds_all(
         ),
         (["--rule", "heavy", "--total", "1601"], "total: expected between 8"),
         (["--rule", "heavy", "--epsilon", "1"], "between 0 and 1"),
-        (["--kvpress", "x.npy"], "--kvpress: give the rule, one of random, sinks:4+recent"),
-        (["--rule", "topk", "--kvpress", "x.npy"], "topk chooses keys for each query"),
-        (["--rule", "neyman", "--kvpress", "x.npy"], "neyman chooses keys for each query"),
     ],
 )
 def test_bad_input(
@@ -194,7 +190,6 @@ def test_the_smallest_cache_for_a_loss(tmp_path: Path, capsys: pytest.CaptureFix
         (["--kl", "-1"], "kl: expected a finite number above 0"),
         (["--kl", "nan"], "kl: expected"),
         (["--kl", "0.1", "--epsilon", "0.1"], "expected one of an error, a total and a loss"),
-        (["--rule", "heavy", "--kl", "0.1", "--kvpress", "x.npy"], "--kl out"),
     ],
 )
 def test_losses_that_cannot_be_told(
@@ -206,57 +201,8 @@ def test_losses_that_cannot_be_told(
     assert len(err.strip().splitlines()) == 1
 
 
-# ---- the array of kvpress
-
-
-def test_the_array_of_kvpress(
-    probed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    want = prune_ratios(frontier(), "heavy", 2, 2)
-    file = tmp_path / "new" / "heavy.npy"
-    asked = ["budget", str(probed), "--rule", "heavy", "--kvpress", str(file)]
-    assert run(asked, capsys) == (0, "", f"{file}\n")
-    np.testing.assert_array_equal(np.load(file, allow_pickle=False), want)
-    code, out, err = run(asked, capsys)
-    assert (code, out) == (2, "")
-    assert "it exists already; give another name" in err
-
-
-@pytest.mark.parametrize(
-    ("rule", "said"),
-    [
-        ("neyman:shared", "gives kept keys weights of 1/p, and a press has no weights"),
-        ("sinks:4+random:reweight", "gives kept keys weights of 1/p, and a press has no weights"),
-        ("strided:8+heavy", "chooses keys for each query"),
-        ("topk:16+random:reweight", "chooses keys for each query"),
-    ],
-)
-def test_rules_that_no_press_can_follow_are_refused(
-    rule: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A press drops keys once, and those it keeps have no weights."""
-    path = frontier_run(tmp_path / "run", table=frontier({rule: 0.5})).path
-    code, out, err = run(["budget", str(path), "--rule", rule, "--kvpress", "x.npy"], capsys)
-    assert (code, out) == (2, "")
-    assert f"kvpress: {rule} {said}" in err
-    assert len(err.splitlines()) == 1
-    assert run(["budget", str(path), "--rule", rule, "--json"], capsys)[0] == 0
-
-
-def test_a_run_of_some_layers_says_which_it_has(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = frontier_run(tmp_path / "run", layers=30).path
-    code, out, err = run(["budget", str(path), "--rule", "heavy", "--kvpress", "x.npy"], capsys)
-    assert (code, out) == (2, "")
-    assert (
-        "expected every key-value head of 30 layers; this run has layers 0, 1, without 2.0, 2.1"
-        in err
-    )
-
-
 def test_a_model_whose_heads_share_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """From a probe to the array: a row of totals for every rule and error, and a share for every
+    """From a probe to its budget: a row of totals for every rule and error, and a row for every
     key-value head.
     """
     model, words = tiny_model("llama")
@@ -279,12 +225,6 @@ def test_a_model_whose_heads_share_keys(tmp_path: Path, capsys: pytest.CaptureFi
     losses = run(["budget", str(stored.path), "--kl", "0.001", "--json"], capsys)[1]
     for row in json.loads(losses)["rules"]:
         assert 0 < row["nats"] <= 0.001 * (1 + 1e-3) or row["ratio"] == 1.0
-    file = tmp_path / "heavy.npy"
-    asked_array = ["budget", str(stored.path), "--rule", "heavy", "--kvpress", str(file)]
-    assert run(asked_array, capsys)[0] == 0
-    array = np.load(file, allow_pickle=False)
-    assert np.shape(array) == (99, about["layers"], about["kv_heads"])
-    np.testing.assert_allclose(np.mean(array, (1, 2)), np.arange(1, 100) / 100, atol=1e-5)
     found = json.loads(run(["budget", str(stored.path), "--rule", "heavy", "--json"], capsys)[1])
     assert [(row["layer"], row["kv_head"]) for row in found["caches"]] == [
         (layer, kv) for layer in range(about["layers"]) for kv in range(about["kv_heads"])

@@ -45,8 +45,9 @@ def test_a_run_its_tables_and_its_page(tmp_path: Path, capsys: pytest.CaptureFix
         assert words in said
     asked = ["compress", model, "--text", text, *ASKED, *more, "--out", out, "--all"]
     assert "measured / predicted" in run(asked, capsys)[1]
-    figure = (tmp_path / "run" / "check.svg").read_text("utf-8")
-    assert "predicted = measured" in figure
+    assert run(["report", out, "--figures", "svg"], capsys)[0] == 0
+    figure = tmp_path / "run" / "figures" / "predicted_against_measured_loss.svg"
+    assert "predicted = measured" in figure.read_text("utf-8")
     checked = load_run(tmp_path / "run").table("check")
     assert len(checked) == 2 * 3
     assert checked["ratio"].tolist() == pytest.approx(checked["kl"] / checked["kl_predicted"])

@@ -60,21 +60,22 @@ def test_every_preset_is_a_valid_commented_spec() -> None:
         ExperimentSpec.model_validate(yaml.safe_load(text))
 
 
-def test_a_run_has_tables_figures_and_a_record(
+def test_a_run_has_tables_a_page_and_a_record(
     quick: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
     code, text, err = run(["converge", str(quick), "--out", str(out)], capsys)
     assert code == 0
+    assert len(text.splitlines()) <= 12
     assert "sharp (heuristic)" in text
+    assert f"\nNext: esscher report {out} --figures svg\n" in text
     assert "units" in err
     assert {
         "manifest.json",
         "curves.parquet",
         "rates.parquet",
         "errors.parquet",
-        "rates.svg",
-        "rates.png",
+        "report.html",
     } <= set(os.listdir(out))
     loaded = es.load_run(out)
     rates, curves = loaded.table("rates"), loaded.table("curves")
@@ -104,7 +105,7 @@ def test_resume_and_workers_give_the_same_bytes(
     quick: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole, broken, spread = (tmp_path / name for name in ("whole", "broken", "spread"))
-    assert run(["converge", str(quick), "--out", str(whole), "--figures", ""], capsys)[0] == 0
+    assert run(["converge", str(quick), "--out", str(whole), "--no-report"], capsys)[0] == 0
     shutil.copytree(whole, broken)
     for file in [*broken.glob("*.parquet"), *sorted((broken / "shards").glob("*"))[:2]]:
         file.unlink()
@@ -112,7 +113,7 @@ def test_resume_and_workers_give_the_same_bytes(
     assert tables(broken) == tables(whole)
     assert (
         run(
-            ["converge", str(quick), "--out", str(spread), "--figures", "", "--workers", "2"],
+            ["converge", str(quick), "--out", str(spread), "--no-report", "--workers", "2"],
             capsys,
         )[0]
         == 0
@@ -122,7 +123,7 @@ def test_resume_and_workers_give_the_same_bytes(
 
 def test_ls_and_export(quick: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "runs" / "one"
-    run(["converge", str(quick), "--out", str(out), "--figures", ""], capsys)
+    run(["converge", str(quick), "--out", str(out), "--no-report"], capsys)
     code, text, _ = run(["ls", str(tmp_path / "runs")], capsys)
     assert code == 0
     assert "complete" in text
@@ -153,7 +154,7 @@ def test_ls_and_export(quick: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_fit_again(quick: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
-    run(["converge", str(quick), "--out", str(out), "--figures", ""], capsys)
+    run(["converge", str(quick), "--out", str(out), "--no-report"], capsys)
     stored = es.load_run(out).table("rates")
     again = json.loads(run(["fit", str(out), "--json"], capsys)[1])
     key = lambda row: (row["value"], row["metric"])  # noqa: E731
@@ -194,9 +195,9 @@ def test_the_number_of_repeats_per_unit_does_not_matter(
     quick: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
-    run(["converge", str(quick), "--out", str(one), "--figures", ""], capsys)
+    run(["converge", str(quick), "--out", str(one), "--no-report"], capsys)
     monkeypatch.setattr("esscher.errors.montecarlo.job.REPEATS_PER_UNIT", 7)
-    run(["converge", str(quick), "--out", str(two), "--figures", ""], capsys)
+    run(["converge", str(quick), "--out", str(two), "--no-report"], capsys)
     order = ["point", "metric", "repeat", "n"]
     frames = [
         es.load_run(path).table("errors").sort_values(order, ignore_index=True)

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 import esscher as es
-from esscher.cli.fit import _fitted
+from esscher.cli.runs import _fitted
 from esscher.probe.curves import stored_curves
 from esscher.probe.spec import ProbeSpec, fit_points, fit_range
 from tests.cli.commands import run

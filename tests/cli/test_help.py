@@ -42,7 +42,8 @@ def test_a_mistyped_command_is_guessed(capsys: pytest.CaptureFixture[str]) -> No
 
 
 OUTSIDE = '''
-from esscher.cli.output import Json, print_json
+from esscher.cli.options import Json
+from esscher.cli.output import print_json
 
 
 def greet(name: str, as_json: Json = False) -> None:

@@ -13,7 +13,7 @@ from esscher.icl.exact import risk
 from esscher.icl.flow import flow_limit, start_block
 from esscher.icl.specs import ConcentrationSpec, FlowSpec, IclFigure, TrainSpec
 from esscher.icl.tasks import LinearTask
-from esscher.report import icl as report
+from esscher.report import charts as report
 from tests.cli.commands import run
 
 SMALL = ["--dim", "2", "--covariance", "isotropic"]
@@ -71,9 +71,9 @@ def test_risk_without_weights_is_at_the_end_of_each_models_own_flow(
         row["model"]: row["mse"]
         for row in json.loads(run(["icl", "risk", *asked], capsys)[1])["risk"]
     }
-    flows = json.loads(
-        run(["icl", "flow", *asked, "--figures", "", "--out", str(tmp_path / "flow")], capsys)[1]
-    )["final"]
+    flows = json.loads(run(["icl", "flow", *asked, "--out", str(tmp_path / "flow")], capsys)[1])[
+        "final"
+    ]
     for row in flows:
         if row["model"] != "bayes":
             assert risks[row["model"]] == pytest.approx(row["mse"], rel=1e-9)
@@ -99,6 +99,9 @@ def test_flow_and_concentration(tmp_path: Path, capsys: pytest.CaptureFixture[st
         str(tmp_path / "con"),
     ]
     code, text, _ = run(["icl", "concentration", *SMALL, *options], capsys)
+    assert code == 0
+    assert len(text.splitlines()) <= 12
+    code, text, _ = run(["icl", "concentration", *SMALL, *options, "--all"], capsys)
     assert code == 0
     assert "risk_gradient" in text
 
@@ -135,9 +138,7 @@ def test_stuck_seeds_are_named_and_not_averaged_in(
             return plain(title, table, flow)
 
         monkeypatch.setattr(report, name, chart)
-    code, _, err = run(
-        ["icl", "figures", "--only", "fig2,3,4", "--out", str(tmp_path), "--formats", "svg"], capsys
-    )
+    code, _, err = run(["icl", "figures", "--only", "fig2,3,4", "--out", str(tmp_path)], capsys)
     assert code == 0, err
     for name, kept in (
         ("fig2", "left out"),
@@ -180,15 +181,15 @@ def test_figures(
         "--quick",
         "--out",
         str(tmp_path),
-        "--formats",
-        "svg",
         "--json",
     ]
     code, text, err = run(["icl", "figures", *options], capsys)
     assert code == 0, err
     files = [Path(name) for name in json.loads(text)["figures"]]
-    assert [file.name for file in files] == [f"fig{i}.svg" for i in range(1, 5)]
-    assert all("<svg" in file.read_text() for file in files)
+    assert [file.name for file in files] == [
+        f"fig{i}.{kind}" for i in range(1, 5) for kind in ("svg", "png")
+    ]
+    assert all("<svg" in file.read_text() for file in files[::2])
     stored = str(tmp_path / "runs" / "train")
     code, _, err = run(
         ["icl", "figures", "--only", "fig7", "--train", stored, "--out", str(tmp_path)], capsys

@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 
 from esscher.cli import main
-from esscher.runs import RunError
 from tests.cli.commands import run
 from tests.models.probe_runs import save_tiny
 from tests.surroundings import ended_after, surroundings, tree_hash
@@ -156,7 +155,7 @@ REFUSED = [
     *[f"{CONVERGE} --repeats {value}" for value in ("1", "0", "-1", HUGE, "1e3")],
     *[f"{CONVERGE} --metrics {value}" for value in ("''", "x", "mean,,cov", "{escapes}")],
     *[f"{CONVERGE} --values {value}" for value in ("''", "nan", "inf", "1,,2", "-1", "0")],
-    *[f"{CONVERGE} --figures {value}" for value in ("exe", "svg,exe", "{escapes}")],
+    *[f"report {{run}} --figures {value}" for value in ("exe", "svg,exe", "{escapes}")],
     *[
         f"{CONVERGE} --{rest}"
         for rest in (
@@ -193,15 +192,12 @@ REFUSED = [
             "dim -1",
         )
     ],
-    *[f"icl flow --{rest}" for rest in (f"dim {HUGE}", "figures exe", "covariance {escapes}")],
+    *[f"icl flow --{rest}" for rest in (f"dim {HUGE}", "covariance {escapes}")],
     *[
         f"icl concentration --{rest}"
         for rest in (f"repeats {HUGE}", f"prompts {HUGE}", "repeats 0", f"seed {HUGE}")
     ],
-    *[
-        f"icl figures --quick --out new --{rest}"
-        for rest in ("only x", "formats exe", "train nowhere")
-    ],
+    *[f"icl figures --quick --out new --{rest}" for rest in ("only x", "train nowhere")],
     *[
         f"probe --{rest}"
         for rest in (
@@ -226,7 +222,6 @@ REFUSED = [
     "cite {escapes}",
     "cite Z",
     "export {run} --to xml",
-    "report {run} --figures exe",
     "{escapes}",
     "--{escapes}",
     "icl {escapes}",
@@ -245,7 +240,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, text in YAMLS.items():
         (folder / f"{name}.yaml").write_text(text, "utf-8")
     with pytest.raises(SystemExit) as stop:
-        main([*CONVERGE.split(), "--values", "0.5", "--figures", "", "--out", str(folder / "run")])
+        main([*CONVERGE.split(), "--values", "0.5", "--no-report", "--out", str(folder / "run")])
     assert not stop.value.code
     return folder
 
@@ -359,7 +354,7 @@ def test_names_reach_the_terminal_with_their_control_characters_written_out(
     )
     (tmp_path / "spec.yaml").write_text(spec, "utf-8")
     for line in (
-        ["converge", str(tmp_path / "spec.yaml"), "--out", str(named), "--figures", ""],
+        ["converge", str(tmp_path / "spec.yaml"), "--out", str(named)],
         ["ls", str(tmp_path)],
         ["ls", str(tmp_path), "--json"],
         ["fit", str(named)],
@@ -410,16 +405,6 @@ def test_a_terminal_of_plain_ascii() -> None:
     ended = subprocess.run(command, env=environment, capture_output=True, check=False, timeout=120)
     assert ended.returncode == 0
     assert json.loads(ended.stdout.decode("ascii"))
-
-
-def test_the_traceback_is_there_for_who_wants_it(
-    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ESSCHER_TRACEBACK", "1")
-    with pytest.raises(ValueError, match="key: expected one of"):
-        main(["cite", "Z"])
-    with pytest.raises(RunError, match="no such run directory"):
-        main(["resume", "nowhere"])
 
 
 def test_a_mistake_of_ours_shows_itself(monkeypatch: pytest.MonkeyPatch) -> None:

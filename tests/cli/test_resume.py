@@ -59,7 +59,7 @@ def test_ctrl_c_ends_with_the_command_to_go_on(tmp_path: Path) -> None:
     file, out = tmp_path / "long.yaml", tmp_path / "run"
     file.write_text(QUICK + "repeats: 200000\n")
     code, shown = under_a_terminal(
-        ["converge", str(file), "--out", str(out), "--figures", ""], stop_at="left"
+        ["converge", str(file), "--out", str(out), "--no-report"], stop_at="left"
     )
     assert code == 130
     assert f"To continue: esscher resume {out}" in " ".join(shown.split())
@@ -73,17 +73,15 @@ def test_resume_ends_as_the_command_would_have(
     file.write_text(QUICK + "repeats: 24\n")
     code, shown, err = run(["converge", str(file), "--out", str(out)], capsys)
     assert code == 0, err
-    assert run(["report", str(out)], capsys)[0] == 0
-    for name in ("rates.svg", "rates.png", "rates.parquet"):
+    for name in ("report.html", "rates.parquet"):
         (out / name).unlink()
     next((out / "shards").iterdir()).unlink()
     code, again, err = run(["resume", str(out)], capsys)
     assert code == 0, err
     assert again == shown
     assert "exponent" in again
-    assert (out / "rates.svg").exists()
-    assert (out / "rates.png").exists()
-    assert f"figure: {out / 'rates.svg'}" in err
+    assert (out / "report.html").exists()
+    assert f"report: {out / 'report.html'}" in err
 
 
 def test_a_page_of_what_a_run_no_longer_is_goes_when_it_goes_on(
@@ -91,10 +89,10 @@ def test_a_page_of_what_a_run_no_longer_is_goes_when_it_goes_on(
 ) -> None:
     file, out = tmp_path / "quick.yaml", tmp_path / "run"
     file.write_text(QUICK + "repeats: 24\n")
-    assert run(["converge", str(file), "--out", str(out), "--figures", ""], capsys)[0] == 0
-    assert run(["report", str(out)], capsys)[0] == 0
-    assert run(["resume", str(out)], capsys)[0] == 0
+    assert run(["converge", str(file), "--out", str(out)], capsys)[0] == 0
+    asked = ["converge", str(file), "--out", str(out), "--no-report"]
+    assert run(asked, capsys)[0] == 0
     assert (out / "report.html").exists()  # nothing was left to do
     shutil.rmtree(out / "shards")
-    assert run(["resume", str(out)], capsys)[0] == 0
+    assert run(asked, capsys)[0] == 0
     assert not (out / "report.html").exists()

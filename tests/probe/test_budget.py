@@ -19,7 +19,6 @@ from esscher.probe.budget import (
     find_rule,
     nats_table,
     per_query,
-    prune_ratios,
     random_frontier,
     rule_budget,
 )
@@ -50,7 +49,7 @@ def test_keys_of_caches(epsilon: float) -> None:
 
 def test_layers_that_hold_different_numbers_of_keys() -> None:
     """Windows of 200, 200 and 600 keys, one key-value head for four heads. 400 of the 1000 keys are
-    80, 80 and 240 in the uniform split; row p of kvpress's array drops p % of the 1000.
+    80, 80 and 240 in the uniform split.
     """
     held = {0: 200.0, 1: 200.0, 2: 600.0}
     table = one_head_a_layer(held, heads=4)
@@ -66,10 +65,6 @@ def test_layers_that_hold_different_numbers_of_keys() -> None:
     for epsilon in (0.1, 0.3):
         totals = rule_budget(table, "keynorm", epsilon).totals
         assert totals["ratio"].to_numpy() == pytest.approx(totals["keys"].to_numpy() / 1000)
-    kept = 1 - prune_ratios(table, "keynorm", 3, 1)[:, :, 0]
-    np.testing.assert_allclose(
-        kept @ np.array(list(held.values())), 10 * (100 - np.arange(1, 100)), rtol=1e-4
-    )
 
 
 def test_totals_at_an_error() -> None:
@@ -296,49 +291,6 @@ def test_bad_questions_are_refused(asked: dict[str, Any]) -> None:
         rule_budget(frontier(), "heavy", **asked)
 
 
-# ---- files
-# ------------------------------------------------------------------------------------------
-
-
-def test_prune_ratios_are_splits_of_every_share() -> None:
-    """Row i drops (i + 1) % of all keys, and no cache gets fewer keys where more are kept."""
-    array = prune_ratios(frontier(), "heavy", 2, 2)
-    assert array.shape == (99, 2, 2)
-    assert array.dtype == np.float32
-    np.testing.assert_allclose(array.mean((1, 2)), np.arange(1, 100) / 100, atol=1e-6)
-    assert (array >= 0).all()
-    assert (array <= 1).all()
-    assert (np.diff(array, axis=0) >= -1e-7).all()
-    roots = np.sqrt(SQUARES.sum(1))
-    kept = 1 - array[round(100 * 0.9) - 1].reshape(-1)
-    np.testing.assert_allclose(kept, 0.4 * roots / roots.sum(), rtol=0.03)
-
-
-def test_prune_ratios_below_what_was_measured_shrink_alike() -> None:
-    array = prune_ratios(frontier(), "sinks:4+recent", 2, 2)  # from 2 % on
-    np.testing.assert_allclose(array[98], 0.99, atol=1e-6)
-    np.testing.assert_allclose(array.mean((1, 2)), np.arange(1, 100) / 100, atol=1e-6)
-
-
-def test_prune_ratios_of_contexts_that_differ_drop_a_share_of_all_keys() -> None:
-    table = frontier()
-    short = table["layer"] == 1
-    table.loc[short, ["kept", "keys"]] *= 0.25  # a window that slides
-    array = prune_ratios(table, "heavy", 2, 2)
-    dropped = np.average(array.mean(2), axis=1, weights=[1.0, 0.25])
-    np.testing.assert_allclose(dropped, np.arange(1, 100) / 100, atol=1e-5)
-
-
-def test_prune_ratios_need_every_layer_and_one_choice() -> None:
-    with pytest.raises(
-        ValueError,
-        match=r"every key-value head of 3 layers; this run has layers 0, 1, without 2\.0, 2\.1",
-    ):
-        prune_ratios(frontier(), "heavy", 3, 2)
-    with pytest.raises(ValueError, match="topk chooses keys for each query"):
-        prune_ratios(frontier(), "topk", 2, 2)
-
-
 # ---- losses in nats: a (1/n - 1/N) of each cache, a the sum of FELT c^2 / 4 over its heads
 
 
@@ -346,7 +298,7 @@ LOSSES = (SQUARES * np.array([[4.0], [4.0], [0.25], [0.25]])).sum(1) / 4  # of h
 
 
 def test_a_total_goes_where_the_predicted_loss_is_least() -> None:
-    """sum a / n over caches is least where n goes with the root of a; also in kvpress's array."""
+    """sum a / n over caches is least where n goes with the root of a."""
     table = frontier(nats=True)
     found = rule_budget(table, "heavy", total=300)
     roots = np.sqrt(LOSSES)
@@ -356,8 +308,6 @@ def test_a_total_goes_where_the_predicted_loss_is_least() -> None:
     assert found.totals.set_index("split")["nats"]["best split"] == pytest.approx(
         losses.sum(), rel=1e-3
     )
-    array = prune_ratios(table, "heavy", 2, 2)
-    assert (array[70] < prune_ratios(frontier(), "heavy", 2, 2)[70])[0].all()  # layer 0 drops less
 
 
 @pytest.mark.parametrize("kl", [0.02, 0.1, 0.3])

@@ -16,13 +16,10 @@ from esscher import report
 from esscher.report import render_page, write_report
 from esscher.report.page import content_of
 from esscher.report.words import (
-    Grids,
     columns_of,
-    demanding,
     need_column,
     number,
     ranked_heads,
-    sentence,
     shortened,
     text_described,
     written,
@@ -45,12 +42,6 @@ from tests.report.atlas import ProbeLike, atlas_run, atlas_tables, declared, sto
 )
 def test_numbers_keep_five_digits(value: float, packed: float | None) -> None:
     assert number(value) == packed
-
-
-def test_equal_lists_are_kept_once() -> None:
-    grids = Grids()
-    assert [grids.place([1, 2]), grids.place([3]), grids.place([1, 2])] == [0, 1, 0]
-    assert grids.lists == [[1, 2], [3]]
 
 
 def test_cells_that_are_not_numbers_become_text() -> None:
@@ -105,93 +96,32 @@ def heads() -> pd.DataFrame:
 
 def test_the_most_demanding_heads() -> None:
     assert ranked_heads(heads(), "tokens_needed_10pct")["head"].tolist() == [0, 1, 3, 2]
-    told = demanding(heads(), "10")
-    assert [entry["head"] for entry in told["most"]] == ["L0H2", "L0H3"]
-    assert [entry["head"] for entry in told["least"]] == ["L0H0", "L0H1"]
-    assert (
-        told["most"][0]["text"]
-        == "never came down to 10 % within what was measured (its error at 1,000 tokens is 90 %)."
-        " It is frozen."
-    )
-    assert demanding(heads(), "1") == {"most": [], "least": []}
-
-
-def test_a_sentence_says_what_the_row_says() -> None:
-    row = {
-        "layer": 1,
-        "head": 2,
-        "tokens_needed_10pct": 2500.0,
-        "n_keys": 1000,
-        "coupling": 3.14159,
-        "effective_tokens": 41.7,
-    }
-    why = "; about 42 keys share its attention."
-    assert (
-        sentence(row, "10")
-        == f"needs 2,500 draws with replacement from 1,000 keys for an error of 10 %{why}"
-    )
-    few = row | {"tokens_needed_10pct": 250.0}
-    assert sentence(few, "10") == f"needs 250 tokens for an error of 10 %{why}"
-    assert (
-        sentence(few, "10", own=True)
-        == f"needs 250 draws with replacement from 1,000 keys for an error of 10 %{why}"
-    )
-    ruled = row | {"cache_kept_10pct": 12.5, "cache_rule_10pct": "heavy", "rule_keys": 256.0}
-    assert (
-        sentence(ruled, "10", own=True)
-        == f"keeps 12.5 of 256 keys by heavy for an error of 10 %{why}"
-    )
-    none = ruled | {"cache_kept_10pct": math.nan, "cache_rule_10pct": "none"}
-    assert sentence(none, "10").startswith(
-        "keeps more of 256 keys than were tried for an error of 10 %; "
-    )
+    assert ranked_heads(heads(), "tokens_needed_1pct").empty
 
 
 def test_heads_are_ordered_by_what_a_keep_rule_needs() -> None:
     """Draws with replacement say the contrary: two keys decide head 1, the easiest for a rule and
     the worst for draws.
     """
-    known = heads().assign(
-        cache_kept_10pct=[120.0, 2.0, math.nan, math.nan, math.nan],
-        floor_kept_10pct=[60.0, 2.0, 90.0, 99.0, math.nan],
-    )
+    known = heads().assign(cache_kept_10pct=[120.0, 2.0, math.nan, math.nan, math.nan])
     assert need_column(known, "10") == "cache_kept_10pct"
     assert need_column(known, "5") == "tokens_needed_5pct"
-    assert ranked_heads(known, need_column(known, "10"))["head"].tolist() == [1, 0, 2, 3]
-    assert [entry["head"] for entry in demanding(known, "10")["least"]] == ["L0H1", "L0H0"]
-    assert list(ranked_heads(known, "cache_kept_10pct").columns) == list(known.columns)
+    assert ranked_heads(known, need_column(known, "10"))["head"].tolist() == [1, 0, 3, 2]
 
 
-def test_changing_numbers_are_said_by_the_words_of_the_run(tmp_path: Path) -> None:
-    """Whatever the statuses are called: the first is the best, and of the last no estimate is to be
-    trusted.
-    """
-    row = {"layer": 1, "head": 2, "tokens_needed_10pct": 2500.0, "converged": "adrift"}
-    assert "More text may change these numbers: adrift." in sentence(row, "10", ("adrift", "lost"))
-    assert "More text" not in sentence(row | {"converged": "at rest"}, "10", ("adrift", "lost"))
+def test_no_estimate_of_a_number_with_a_bound_at_best(tmp_path: Path) -> None:
+    """Whatever the statuses are called: of the last no estimate is to be trusted."""
     tables = atlas_tables(1, 2)
-    tables["heads"]["converged"] = ["not converged", "beyond the text"]
-    numbers = {
-        "number": "beta_fit",
-        "value": 0.5,
-        "half": 0.4,
-        "quarter": 0.3,
-        "eighth": 0.2,
-        "estimate": 0.7,
-        "low": 0.1,
-    }
+    row = {"number": "beta_fit", "value": 0.5, "half": 0.4, "estimate": 0.7, "low": 0.1}
     statuses = ("not converged", "beyond the text")
     tables["endless"] = [
-        numbers | {"layer": 0, "head": head, "high": math.nan, "status": status}
+        row | {"layer": 0, "head": head, "high": math.nan, "status": status}
         for head, status in enumerate(statuses)
     ]
     content = content_of(store_run(tmp_path / "run", ProbeLike(), tables))
-    assert [rows[0][3] for rows in content["endless"]] == [0.7, None]
-    told = [entry["text"] for entries in content["words"]["10"].values() for entry in entries]
-    assert all(
-        any(text.endswith(f"may change these numbers: {status}.") for text in told)
-        for status in statuses
-    )
+    assert [part["status"] for (part,) in content["endless"]] == list(statuses)
+    assert "high" not in content["endless"][0][0]
+    assert content["bounded"] == ("beyond the text",)
 
 
 def test_no_status_stands_in_the_report() -> None:
@@ -222,8 +152,8 @@ def test_written_numbers() -> None:
     [
         ({"text": ["a.txt"]}, "a.txt"),
         ({"text": ["a", "b", "c", "d", "e"]}, "a, b, c and 2 more"),
-        ({"text": [], "dataset": "wikitext", "split": "test"}, "the test split of wikitext"),
-        ({"text": [], "packaged": "prose"}, "the packaged prose"),
+        ({"text": [], "dataset": "wikitext", "split": "test"}, "wikitext"),
+        ({"text": [], "packaged": "prose"}, "packaged prose"),
     ],
 )
 def test_the_text_in_words(corpus: dict[str, object], text: str) -> None:
@@ -248,10 +178,9 @@ def test_first_line_from_what_was_measured(
         "about": [{"model": "known-model", "tokens": 4000, "window": 512, **weights}],
     }
     content = content_of(store_run(tmp_path / "run", ProbeLike(), tables))
-    assert (
-        content["lines"][0]
-        == f"known-model{shown} on prose.txt, 4,000 tokens in windows of 512: 1 head in 1 layer,"
-        " 100 keys and 7 queries a head."
+    assert content["lines"][0] == (
+        f"model: known-model{shown}; text: prose.txt; tokens: 4,000 in windows of 512; heads: 1 of"
+        " 1, 1 layer; keys a query sees: 100; queries a head: 7"
     )
 
 
@@ -259,15 +188,14 @@ def test_first_line_says_that_keys_are_a_mean_over_depths(tmp_path: Path) -> Non
     head = {"layer": 0, "head": 0, "status": "ok", "reason": "", "n_keys": 1272, "n_queries": 7}
     tables = {
         "heads": [head | {"n_keys_least": 497, "n_keys_most": 2048}],
-        "about": [{"model": "known-model"}],
+        "about": [{"model": "known-model", "pool": "sequence"}],
     }
     content = content_of(store_run(tmp_path / "run", ProbeLike(), tables))
-    assert (
-        "1,272 keys (mean over depths, 497 to 2,048) and 7 queries a head." in content["lines"][0]
-    )
+    told = "1,272 (a query's own window, mean over depths, 497 to 2,048)"
+    assert f"keys a query sees: {told}; queries a head: 7" in content["lines"][0]
     tables["heads"] = [head | {"n_keys_least": 1272, "n_keys_most": 1272}]
     content = content_of(store_run(tmp_path / "same", ProbeLike(), tables))
-    assert "1,272 keys and 7 queries a head." in content["lines"][0]
+    assert "keys a query sees: 1,272 (a query's own window); " in content["lines"][0]
 
 
 def test_the_same_run_gives_the_same_page(atlas: Run) -> None:

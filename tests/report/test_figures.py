@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 import esscher as es
 from esscher.report.charts import exponents_chart
-from esscher.report.figures import draw_chart, plot_exponents
+from esscher.report.figures import draw_chart, prediction_charts
 from esscher.runs import Column
 
 
@@ -43,7 +43,9 @@ def test_rates_of_moments_are_not_drawn_over_the_l2_error() -> None:
     the L2 error are there.
     """
     law, head = es.Gaussian([[1.0]]), es.Head([[1.2]], [[1.0]])
-    ax = Figure().subplots()
-    plot_exponents(ax, es.exact_curve(head, law, law, [10, 1000]), es.predictions(head, law))
-    names = {str(line.get_label()).split()[0] for line in ax.lines}
+    curve = es.exact_curve(head, law, law, [10, 1000])
+    error, exponents = prediction_charts(curve, es.predictions(head, law))
+    names = {entry["label"].split()[0] for entry in exponents["series"]}
     assert names == {"exact,", "sharp-l2", "sharp-l2-rms", "s-prop31"}
+    assert error["series"][0]["label"] == "exact"
+    assert len(error["series"]) > 3  # bounds that apply

@@ -12,7 +12,8 @@ import pytest
 import esscher.compress.job  # noqa: F401  (its columns)
 from esscher.compress.spec import CompressSpec
 from esscher.report import write_report
-from esscher.report.compress import compression_page, save_check
+from esscher.report.charts import compression_page
+from esscher.report.figures import save_figures
 from esscher.runs import Run
 from tests.report.atlas import store_run
 from tests.report.browser import Page
@@ -81,10 +82,12 @@ def test_the_page(run: Run, visit: Callable[..., Page], artefacts: Path) -> None
 
 
 def test_the_picture_of_the_check(run: Run, tmp_path: Path) -> None:
-    text = save_check(run, tmp_path / "check.svg").read_text("utf-8")
+    files = {file.stem: file for file in save_figures(run, ["svg"], tmp_path)}
+    text = files["predicted_against_measured_loss"].read_text("utf-8")
     assert "predicted = measured" in text
     assert "$x_1$" in text
     assert "<script" not in text
     nothing = pd.DataFrame(tables()["compress"]).assign(kl=0.0)
     empty = store_run(tmp_path / "run", CompressSpec(), {"compress": nothing})
-    assert "nothing was predicted" in save_check(empty, tmp_path / "empty.svg").read_text("utf-8")
+    names = [file.stem for file in save_figures(empty, ["svg"], tmp_path / "empty")]
+    assert "predicted_against_measured_loss" not in names

@@ -119,7 +119,7 @@ def converge(folder: Path) -> None:
         " identity}\nsweep: {over: scale, values: [0.5, 2.0]}\nn: 20:200:4\nrepeats: 6\nmetrics:"
         " [mean, cov, l2, uniform]\ndtype: float64\n"
     )
-    command(folder, f"converge {spec} --figures=")
+    command(folder, f"converge {spec} --no-report")
 
 
 def compress(folder: Path, made: Callable[[], Any], flags: str) -> None:
@@ -153,7 +153,7 @@ RUNS: dict[str, Callable[[Path], None]] = {
         "icl train --dim 2 --covariance kms:0.3 --lengths 4,8 --seeds 2 --steps 40 --rate 0.02",
     ),
     "icl_flow": lambda folder: command(
-        folder, "icl flow --dim 2 --covariance isotropic --lengths 10,50 --figures="
+        folder, "icl flow --dim 2 --covariance isotropic --lengths 10,50"
     ),
     "rules": lambda folder: probe(
         folder, causal, pool="sequence", window=40, queries=24, kept_queries=24, max_tokens=120

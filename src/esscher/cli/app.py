@@ -29,11 +29,11 @@ PANELS = {
     "In-context learning and the papers": ["icl", "reproduce", "cite"],
     "Stored runs": ["ls", "resume", "report", "fit", "export"],
 }
-COMMANDS = {
-    name: "runs" if name in ("ls", "resume", "report", "export", "cite") else name
-    for names in PANELS.values()
-    for name in names
+_OTHERS = {
+    "describe": "probe",
+    **dict.fromkeys(("ls", "resume", "report", "fit", "export", "cite"), "runs"),
 }
+COMMANDS = {name: _OTHERS.get(name, name) for names in PANELS.values() for name in names}
 """Command -> module of esscher.cli that has a function, or a Typer of several, of this name."""
 
 OUTSIDE = "esscher.commands"
@@ -44,7 +44,6 @@ SETTINGS: dict[str, Any] = {
     "context_settings": {"help_option_names": ["-h", "--help"]},
 }
 TYPES = {bool: "", int: "INTEGER", float: "NUMBER", Path: "PATH"}  # in help; others are TEXT
-TRACEBACK = "ESSCHER_TRACEBACK"  # set in the environment: mistakes come with their traceback
 
 
 class Root(TyperGroup):
@@ -159,8 +158,7 @@ def answer(mistake: BaseException) -> int:
         print(mistake)
         return 2
     message = _message(mistake)
-    expected = isinstance(mistake, ClickException | RunIncomplete | KeyboardInterrupt | typer.Abort)
-    if message is None or (os.environ.get(TRACEBACK) and not expected):
+    if message is None:
         raise mistake
     if message:
         print(one_line(f"esscher: {message}"), file=sys.stderr)
@@ -179,23 +177,15 @@ def _message(mistake: Any) -> str | None:
             words = mistake.strerror or str(mistake) or type(mistake).__name__
             name = mistake.filename
             return words if name is None else f"{os.fsdecode(name)}: {words}"
-        case RecursionError():
-            return f"nested too deeply: {mistake}"
-        case ArithmeticError():
-            return (
-                f"the numbers leave what floating point can hold ({mistake}); give sizes, scales"
-                " and horizons nearer to 1"
-            )
+        case RecursionError() | ArithmeticError():
+            return f"nested too deeply, or numbers too far from 1 ({mistake}); give others"
         case ValueError() | RunError() | KeyboardInterrupt() | typer.Abort():
             return str(mistake)
         case MemoryError() | RuntimeError():
             # torch raises RuntimeError where memory is short or a matrix has no decomposition
             known = isinstance(mistake, MemoryError) or type(mistake).__name__ == "_LinAlgError"
             if known or "allocate" in str(mistake) or "memory" in str(mistake):
-                return (
-                    "not enough memory, or no such computation, for what was asked"
-                    f" ({mistake}); ask for less"
-                )
+                return f"not enough memory, or no such computation ({mistake}); ask for less"
     if isinstance(mistake, ClickException):
         told: Any = mistake
         where = "esscher" if getattr(told, "ctx", None) is None else told.ctx.command_path

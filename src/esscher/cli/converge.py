@@ -7,32 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from esscher.cli.options import All, Dask, Workers, given, option
-from esscher.cli.output import (
-    FIGURES,
-    ROWS,
-    Figures,
-    Json,
-    Out,
-    as_formats,
-    check_device,
-    log,
-    log_files,
-    print_json,
-    print_run,
-    say,
-    show,
-    show_tables,
-)
+from esscher.cli import options
+from esscher.cli.options import given, option, run_spec, switch
+from esscher.cli.output import end_run, log, print_json, show
 from esscher.errors.montecarlo.spec import ExperimentSpec, Sweep
-from esscher.runs.errors import printable
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from esscher.runs import Run
-
-RATES = ("value", "metric", "exponent", "exact_exponent", "sharp", "status")
 
 
 def converge(
@@ -44,29 +25,25 @@ def converge(
     seed: Annotated[int | None, option(ExperimentSpec, "seed")] = None,
     dtype: Annotated[str | None, option(ExperimentSpec, "dtype")] = None,
     device: Annotated[str | None, option(ExperimentSpec, "device")] = None,
-    workers: Workers = 1,
-    dask: Dask = None,
-    out: Out = None,
-    figures: Figures = FIGURES,
-    listing: Annotated[bool, typer.Option("--list", help="Name the presets and stop.")] = False,
-    everything: All = False,
-    as_json: Json = False,
+    workers: options.Workers = 1,
+    dask: options.Dask = None,
+    out: options.Out = None,
+    listing: Annotated[bool, switch("--list", "Name the presets and stop.")] = False,
+    report: options.Report = True,
+    everything: options.All = False,
+    as_json: options.Json = False,
 ) -> None:
     """Sample tokens of a law, measure how fast attention converges, and compare with theory.
 
     Example: esscher converge gaussian --repeats 20 --workers 2
     """
     flags = given(locals())
-    from esscher.runs import execute, terminal
-
     if listing or preset is None:
         return _list_presets(as_json)
     spec = _read(preset, given(flags, ExperimentSpec), values)
-    as_formats(figures)  # a mistake is told before anything is computed
-    check_device(spec.device)
-    path = out if out is not None else Path("runs") / f"{Path(preset).stem}-{spec.hash[:8]}"
-    run = execute(spec, path, workers=workers, dask=dask, progress=terminal())
-    end_converge(run, as_json, everything, figures)
+    options.check_device(spec.device)
+    run = run_spec(spec, flags, Path(preset).stem)
+    end_converge(run, as_json, everything=everything, report=report)
 
 
 def _read(preset: str, changes: dict[str, Any], values: str | None) -> ExperimentSpec:
@@ -93,44 +70,12 @@ def _read(preset: str, changes: dict[str, Any], values: str | None) -> Experimen
     return ExperimentSpec.model_validate({**found, **changes})
 
 
-def end_converge(run: Run, as_json: bool, everything: bool = False, figures: str = FIGURES) -> None:
-    """Draw the rates of a finished sweep and say what they are."""
-    from esscher.report.figures import save_rates
-
+def end_converge(run: Run, as_json: bool, **how: Any) -> None:
+    """Say the rates of a finished sweep, and why some could not be fitted."""
     rates = run.table("rates")
-    files = [run.path / f"rates.{kind}" for kind in as_formats(figures)]
-    for file in files:
-        save_rates(run, printable(run.spec["title"] or run.path.name), file)
-    if as_json:
-        return print_run(run, ["rates"])
-    for metric, part in rates.groupby("metric", sort=False):
-        say(_in_words(str(metric), part))
-    if everything:
-        show_tables(run, ["rates"])
-    else:
-        keys = [key for key in RATES if key in rates and (key != "value" or run.spec.get("sweep"))]
-        ends = list(run.columns("rates")["exponent"].ends or ())
-        show(f"rates: {run.path}", rates[keys + ends], run.columns("rates"), ROWS)
+    end_run(run, ["rates"], as_json, **how)
     for reason in dict.fromkeys(rates.loc[~rates["status"].isin(["ok", "exact"]), "reason"]):
         log(f"note: {reason}")
-    log_files("figure", files)
-
-
-def _in_words(metric: str, rates: pd.DataFrame) -> str:
-    """The exponents of one metric in a sentence."""
-    fitted = rates[rates["exponent"].notna()]
-    if fitted.empty:
-        return f"{metric}: no rate could be fitted"
-    low, high = fitted["exponent"].min(), fitted["exponent"].max()
-    said = f"{metric}: error ~ n^-b with b = {low:.3g}" + ("" if low == high else f" to {high:.3g}")
-    half = (fitted["low"].le(0.5) & fitted["high"].ge(0.5)).sum()
-    said += f"; 1/2 is within the interval of {half} of {len(fitted)} points"
-    exact = fitted[fitted["exact_exponent"].notna()]
-    if len(exact):
-        wanted = exact["exact_exponent"]
-        inside = (exact["low"].le(wanted) & exact["high"].ge(wanted)).sum()
-        said += f", the exact exponent within that of {inside} of {len(exact)}"
-    return said
 
 
 def _list_presets(as_json: bool) -> None:
@@ -138,15 +83,9 @@ def _list_presets(as_json: bool) -> None:
 
     from esscher.errors.montecarlo.job import preset_names, read_preset
 
-    found = {name: yaml.safe_load(read_preset(name)) for name in preset_names()}
+    texts = {name: read_preset(name) for name in preset_names()}
     if as_json:
-        return print_json(found)
-    rows = [
-        {
-            "name": name,
-            "title": str(spec["title"]),
-            "what it shows": read_preset(name).splitlines()[0].removeprefix("# "),
-        }
-        for name, spec in found.items()
-    ]
+        return print_json({name: yaml.safe_load(text) for name, text in texts.items()})
+    first = {name: text.splitlines()[0].removeprefix("# ") for name, text in texts.items()}
+    rows = [{"name": name, "what it shows": line} for name, line in first.items()]
     show("presets: esscher converge NAME", rows)

@@ -8,21 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from esscher.cli.options import Dask, Workers, given, option
-from esscher.cli.output import (
-    FIGURES,
-    Figures,
-    Json,
-    Out,
-    as_formats,
-    log,
-    number,
-    path_argument,
-    path_option,
-    print_json,
-    say,
-    show,
-)
+from esscher.cli import options
+from esscher.cli.options import given, option, run_spec, switch
+from esscher.cli.output import close, end_run, log, number, print_json, show
 from esscher.icl.specs import (
     ConcentrationSpec,
     FlowSpec,
@@ -38,6 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from esscher.icl.specs import IclFigure
+    from esscher.report.words import Answer
     from esscher.runs import Run, RunSpec
 
 icl = typer.Typer(
@@ -50,12 +39,17 @@ icl = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-BOTH = "isotropic kms:0.5"
-LENGTHS = "10,100,1000"
+SHOWN = {  # table of a job that its command ends with, and the columns that are printed
+    "icl-train": ("final", "covariance length seed model mse stderr status step"),
+    "icl-flow": ("final", "covariance length model mse stderr"),
+    "icl-concentration": ("rates", "covariance metric against exponent low high status"),
+    "icl-stability": ("verdict", ""),
+}
 Covariance = Annotated[
-    str | None, option(FlowSpec, "covariances", flag="--covariance", default=BOTH)
+    str | None,
+    option(FlowSpec, "covariances", flag="--covariance", default="isotropic kms:0.5"),
 ]
-Lengths = Annotated[str | None, option(TrainSpec, "lengths", default=LENGTHS)]
+Lengths = Annotated[str | None, option(TrainSpec, "lengths", default="10,100,1000")]
 Dim = Annotated[int | None, option(FlowSpec, "dim")]
 Noise = Annotated[float | None, option(FlowSpec, "noise")]
 TaskCov = Annotated[str | None, option(FlowSpec, "task_cov")]
@@ -74,29 +68,18 @@ def train(
     noise: Noise = None,
     task_cov: TaskCov = None,
     seed: Seed = None,
-    workers: Workers = 1,
-    dask: Dask = None,
-    out: Out = None,
-    as_json: Json = False,
+    workers: options.Workers = 1,
+    dask: options.Dask = None,
+    out: options.Out = None,
+    everything: options.All = False,
+    as_json: options.Json = False,
 ) -> None:
     """Train softmax and linear attention from the same weights on the same prompts; the defaults
     are the paper's.
 
     Example: esscher icl train --lengths 10 --steps 20000 --seeds 1
     """
-    end_train(_execute(TrainSpec, locals()), as_json)
-
-
-def end_train(run: Run, as_json: bool) -> None:
-    """Show what training ended with."""
-    final = _final(run)
-    lost = final[final["status"] != "ok"]
-    if (final["status"] == "diverged").all():
-        raise ValueError("; ".join(dict.fromkeys(lost["advice"])))
-    shown = final[["covariance", "length", "seed", "model", "mse", "stderr", "status", "step"]]
-    _show(run, "final", shown, as_json)
-    for row in lost.to_dict("records"):
-        log(f"note: {row['covariance']}, L = {row['length']}, seed {row['seed']}: {row['advice']}")
+    _run(TrainSpec, locals())
 
 
 @icl.command()
@@ -109,46 +92,31 @@ def flow(
     noise: Noise = None,
     task_cov: TaskCov = None,
     seed: Seed = None,
-    workers: Workers = 1,
-    dask: Dask = None,
-    figures: Figures = FIGURES,
-    out: Out = None,
-    as_json: Json = False,
+    out: options.Out = None,
+    everything: options.All = False,
+    as_json: options.Json = False,
 ) -> None:
     """Where gradient flow ends, against the prompt length: mean squared error of both models and of
     Bayes on L tokens.
 
     Example: esscher icl flow --lengths 10,1000,1e6
     """
-    as_formats(figures)  # a mistake is told before anything is computed
-    end_flow(_execute(FlowSpec, locals()), as_json, figures)
-
-
-def end_flow(run: Run, as_json: bool, figures: str = FIGURES) -> None:
-    """Draw and show the ends of the flows."""
-    from esscher.report.icl import risk_chart, save_charts
-
-    final = run.table("final")
-    above = final.assign(mse=final["mse"] - float(run.spec["noise"])).groupby("covariance")
-    error = "mean squared error above the noise"
-    charts = [risk_chart(str(name), flow=own, y=error) for name, own in above]
-    _show(run, "final", final, as_json)
-    for kind in as_formats(figures):
-        save_charts(charts, run.path / f"flow.{kind}")
-        log(f"figure: {run.path / f'flow.{kind}'}")
+    _run(FlowSpec, locals())
 
 
 @icl.command("risk")
 def show_risk(
     run: Annotated[
-        Path | None, path_argument("A run of esscher icl train: its models are evaluated exactly.")
+        Path | None,
+        options.path_argument("A run of esscher icl train: its models are evaluated exactly."),
     ] = None,
     covariances: Covariance = None,
     lengths: Lengths = None,
     dim: Dim = None,
     noise: Noise = None,
     task_cov: TaskCov = None,
-    as_json: Json = False,
+    everything: options.All = False,
+    as_json: options.Json = False,
 ) -> None:
     """Exact mean squared errors: of the models a training run left, beside the flow; or, in parts,
     where the flow of each model ends.
@@ -162,12 +130,13 @@ def show_risk(
     from esscher.icl.flow import final_parameters, start_block
     from esscher.icl.layer import KINDS
     from esscher.icl.stability import flow_ends, trained_risks
+    from esscher.runs import load_run
 
     if run is not None:
-        stored = _training_run(run)
-        final, spec = _final(stored), TrainSpec.read(stored.spec)
+        stored = load_run(run)
+        spec, final = TrainSpec.read(stored.spec), _final(stored)
         trained = trained_risks(spec, final, flow_ends(spec, final))
-        return _show(None, "trained", trained, as_json)
+        return _end("trained", trained, everything, as_json)
     asked = RiskFlags.model_validate(flags)
     rows = []
     for name in asked.covariances:
@@ -179,7 +148,7 @@ def show_risk(
                 row = {"covariance": name, "length": length, "model": kind, "mse": 2 * parts.total}
                 row |= {"noise": 2 * parts.noise, "approximation": 2 * parts.approximation}
                 rows.append(row | {"bias": 2 * parts.bias, "variance": 2 * parts.variance})
-    return _show(None, "risk", pd.DataFrame(rows), as_json)
+    _end("risk", pd.DataFrame(rows), everything, as_json)
 
 
 @icl.command()
@@ -189,7 +158,8 @@ def length(
     dim: Dim = None,
     noise: Noise = None,
     task_cov: TaskCov = None,
-    as_json: Json = False,
+    everything: options.All = False,
+    as_json: options.Json = False,
 ) -> None:
     """L(epsilon) of Theorem 5.2: the shortest prompts on which gradient flow ends within epsilon of
     the best risk.
@@ -209,7 +179,7 @@ def length(
         for goal in asked.epsilon
         for kind in KINDS
     ]
-    _show(None, "shortest prompts", pd.DataFrame(rows), as_json)
+    _end("shortest prompts", pd.DataFrame(rows), everything, as_json)
 
 
 @icl.command()
@@ -225,62 +195,51 @@ def concentration(
     noise: Noise = None,
     task_cov: TaskCov = None,
     seed: Seed = None,
-    workers: Workers = 1,
-    dask: Dask = None,
-    out: Out = None,
-    as_json: Json = False,
+    out: options.Out = None,
+    everything: options.All = False,
+    as_json: options.Json = False,
 ) -> None:
     """How fast outputs and gradients of softmax attention become those of linear attention, at the
     first weights.
 
     Example: esscher icl concentration --lengths 10,100,1000 --covariance isotropic
     """
-    end_concentration(_execute(ConcentrationSpec, locals()), as_json)
-
-
-def end_concentration(run: Run, as_json: bool) -> None:
-    """Show the fitted rates."""
-    shown = ["covariance", "metric", "against", "exponent", "low", "high", "status"]
-    _show(run, "rates", run.table("rates")[shown], as_json)
+    _run(ConcentrationSpec, locals())
 
 
 @icl.command()
 def figures(
-    out: Annotated[Path, path_option("--out", "Folder for figures and their runs.")],
+    out: Annotated[Path, options.path_option("--out", "Folder for figures and their runs.")],
     training: Annotated[
-        Path | None, path_option("--train", "A run of esscher icl train to use.")
+        Path | None, options.path_option("--train", "A run of esscher icl train to use.")
     ] = None,
-    formats: Annotated[
-        str, typer.Option(help="Figure formats: svg, png, pdf, separated by commas.")
-    ] = FIGURES,
     only: Annotated[
-        str | None, typer.Option(help="Some figures: fig2,fig3; all when left out.")
+        str | None, switch("--only", "Some figures: fig2,fig3; all when left out.")
     ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Minutes instead of the paper's size.")
-    ] = False,
+    quick: Annotated[bool, switch("--quick", "Minutes instead of the paper's size.")] = False,
     seed: Seed = None,
-    workers: Workers = 1,
-    dask: Dask = None,
-    as_json: Json = False,
+    workers: options.Workers = 1,
+    dask: options.Dask = None,
+    as_json: options.Json = False,
 ) -> None:
     """Make Figures 1 to 8 of the paper from stored runs, which are started or completed first.
 
     Example: esscher icl figures --quick --only fig2,fig3 --out figures
     """
-    from esscher.report.icl import save_charts
+    from esscher.report.figures import save_charts
+    from esscher.runs import load_run
 
-    chosen, kinds = choose_figures(only), as_formats(formats)
-    runs = {} if training is None else {"train": _training_run(training)}
+    chosen, files = choose_figures(only), []
+    runs = {} if training is None else {"train": load_run(training)}
     out.mkdir(parents=True, exist_ok=True)
     for name, spec in specs_for(chosen, quick, seed or 0).items():
         if name not in runs:
             log(f"{name}: {out / 'runs' / name}")
-            runs[name] = _run(spec, out / "runs" / name, workers, dask)
-    files = []
+            where = {"out": out / "runs" / name, "workers": workers, "dask": dask}
+            runs[name] = run_spec(spec, where)
     for figure in chosen:
         charts = _charts(figure, runs)
-        for kind in kinds:
+        for kind in ("svg", "png"):
             files.append(out / f"{figure.name}.{kind}")
             save_charts(charts, files[-1], figure.title)
     if as_json:
@@ -292,18 +251,16 @@ def figures(
 
 def _charts(figure: IclFigure, runs: dict[str, Run]) -> list[dict[str, Any]]:
     """The charts of one figure from the tables of its runs."""
-    from esscher.report import icl as charts
+    from esscher.report import charts
 
     def table(run: str, name: str) -> Any:
-        found = _table(runs[run], name)
+        found = runs[run].table(name)
         return found[found["covariance"] == figure.covariance]
 
     if figure.shows == "concentration":
-        curves, rates, bounds = (
-            table("concentration", name) for name in ("curves", "rates", "bounds")
-        )
-        drawn = curves[curves["metric"].isin(["output", "gradient", "risk_gradient"])]
-        return charts.concentration_charts(drawn, rates, bounds)
+        tables = [table("concentration", name) for name in ("curves", "rates", "bounds")]
+        tables[0] = tables[0][tables[0]["metric"].isin(["output", "gradient", "risk_gradient"])]
+        return charts.concentration_charts(*tables)
     flow = table("flow", "final") if "flow" in figure.runs else None
     final = _final(runs["train"], flow)
     own = final[final["covariance"] == figure.covariance]
@@ -314,10 +271,8 @@ def _charts(figure: IclFigure, runs: dict[str, Run]) -> list[dict[str, Any]]:
     left_out = "left out" if "flow" in figure.runs else "drawn as a line of its own"
     for row in own[own["status"] != "ok"].to_dict("records"):
         kept = "drawn, and still on its way" if row["status"] == "undertrained" else left_out
-        log(
-            f"{figure.name}: L = {row['length']}, seed {row['seed']}: {row['status']}, {kept};"
-            f" {row['advice']}"
-        )
+        place = f"{figure.name}: L = {row['length']}, seed {row['seed']}"
+        log(f"{place}: {row['status']}, {kept}; {row['advice']}")
     if flow is None:
         return [charts.distance_chart("", table("train", "distance"))]
     there = own[own["status"].isin(["ok", "undertrained"])]
@@ -338,85 +293,79 @@ def stability(
     noise: Noise = None,
     task_cov: TaskCov = None,
     seed: Seed = None,
-    workers: Workers = 1,
-    dask: Dask = None,
-    out: Out = None,
-    as_json: Json = False,
+    workers: options.Workers = 1,
+    dask: options.Dask = None,
+    out: options.Out = None,
+    everything: options.All = False,
+    as_json: options.Json = False,
 ) -> None:
     """Which first weights get stuck: gradient flow of (O, V, K, Q) for both models from the same
     starts, and a test.
 
     Example: esscher icl stability --starts 10 --lengths 10,100
     """
-    end_stability(_execute(StabilitySpec, locals()), as_json)
+    _run(StabilitySpec, locals())
 
 
-def end_stability(run: Run, as_json: bool) -> None:
-    """Show the verdict, and say it in a sentence."""
+def _run(kind: type[RunSpec], flags: Mapping[str, Any]) -> None:
+    """Run the spec that the flags of a command give, and print what was found."""
+    run = run_spec(kind.model_validate(given(flags, kind)), flags)
+    end_icl(run, flags["as_json"], everything=flags["everything"])
+
+
+def end_icl(run: Run, as_json: bool, **how: Any) -> None:
+    """Print the table that a run ends with, and say how models that did not arrive are judged."""
+    job = run.manifest.job
+    name, shown = SHOWN[job]
+    table = _final(run) if job == "icl-train" else run.table(name)
+    if job == "icl-train":
+        lost = table[table["status"] != "ok"]
+        if (table["status"] == "diverged").all():
+            raise ValueError("; ".join(dict.fromkeys(lost["advice"])))
+        for row in lost.to_dict("records"):
+            place = f"{row['covariance']}, L = {row['length']}, seed {row['seed']}"
+            log(f"note: {place}: {row['advice']}")
+    if shown:
+        table = table[[key for key in shown.split() if key in table]]
+    end_run(run, [name], as_json, answer=_answer(name, table), **how)
+
+
+def _end(name: str, table: pd.DataFrame, everything: bool, as_json: bool) -> None:
+    """Print a table that no run stores."""
+    if as_json:
+        return print_json({name: table})
+    if everything:
+        show(name, table)
+    close(_answer(name, table), {}, everything=everything)
+
+
+def _answer(name: str, table: pd.DataFrame) -> Answer:
+    """What a table says: errors of the models at the longest prompt, or which is stuck more."""
     from esscher.icl.stability import ALL
+    from esscher.report.words import Answer
 
-    verdict = run.table("verdict")
-    if not as_json:
-        total = verdict[verdict["covariance"] == ALL].to_dict("records")[0]
+    said = []
+    if {"covariance", "length", "model", "mse"} <= set(table.columns):
+        longest = table["length"].max()
+        for covariance, rows in table[table["length"] == longest].groupby("covariance", sort=False):
+            errors = rows.groupby("model", sort=False)["mse"].mean()
+            told = ", ".join(f"{model} {number(value)}" for model, value in errors.items())
+            said.append(f"{covariance}, prompts of {longest:,} tokens: mean squared error {told}")
+    if name == "verdict":
+        total = table[table["covariance"] == ALL].to_dict("records")[0]
         more = "linear" if total["only_linear"] > total["only_softmax"] else "softmax"
         told = "neither model is shown to be stuck more often"
         if total["p"] < 0.05:
             told = f"{more} attention is stuck more often"
         test = f"sign test over {total['starts']} starts, p = {number(total['p'])}"
-        say(f"over all settings: {told} ({test})")
-    _show(run, "verdict", verdict, as_json)
-
-
-def _execute(kind: type[RunSpec], flags: Mapping[str, Any]) -> Run:
-    """Run the spec that the flags of a command give."""
-    spec = kind.model_validate(given(flags, kind))
-    return _run(spec, flags.get("out"), flags["workers"], flags.get("dask"))
-
-
-def _run(spec: RunSpec, out: Path | None, workers: int, dask: str | None) -> Run:
-    from esscher.runs import execute, terminal
-
-    path = out if out is not None else Path("runs") / f"{spec.job}-{spec.hash[:8]}"
-    return execute(spec, path, workers=workers, dask=dask, progress=terminal())
-
-
-def _table(run: Run, name: str) -> pd.DataFrame:
-    return run.table(name) if name in run.tables else run.partial(name)
-
-
-def _training_run(path: Path) -> Run:
-    from esscher.runs import load_run
-
-    run = load_run(path)
-    if run.manifest.job != "icl-train":
-        raise ValueError(
-            f"{run.path}: expected a run of esscher icl train, got one of job {run.manifest.job}"
-        )
-    return run
+        said.append(f"over all settings: {told} ({test})")
+    return Answer(said, table, list(table), name)
 
 
 def _final(run: Run, flow: pd.DataFrame | None = None) -> pd.DataFrame:
     """What training left, each model with the status that the end of its flow gives it."""
     from esscher.icl.stability import flow_ends, judged
 
-    final = _table(run, "final")
-    ends = flow_ends(TrainSpec.read(run.spec), final) if flow is None else flow
-    return judged(final, _table(run, "curve"), ends)
-
-
-def _show(run: Run | None, name: str, table: pd.DataFrame, as_json: bool) -> None:
-    """A table for machines, or for people below what it says of the errors of the models at the
-    longest prompt.
-    """
-    if as_json:
-        head = {} if run is None else {"run": str(run.path), "spec": run.spec}
-        return print_json(head | {name: table.to_dict("records")})
-    if {"covariance", "length", "model", "mse"} <= set(table.columns):
-        longest = table["length"].max()
-        for covariance, rows in table[table["length"] == longest].groupby("covariance", sort=False):
-            errors = rows.groupby("model", sort=False)["mse"].mean()
-            told = ", ".join(f"{model} {number(value)}" for model, value in errors.items())
-            say(f"{covariance}, prompts of {longest:,} tokens: mean squared error {told}")
-    # short names for headers, but the table with intervals
-    columns = run.columns(name) if run is not None and name == "verdict" else None
-    show(name if run is None else f"{name}: {run.path}", table, columns)
+    spec, final = TrainSpec.read(run.spec), run.table("final")
+    ends = flow_ends(spec, final) if flow is None else flow
+    return judged(final, run.table("curve"), ends)

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from pydantic import Field
 
-from esscher.cli.options import All, given, option
-from esscher.cli.output import (
-    ROWS,
-    Json,
-    check_device,
-    log_files,
-    number,
-    path_argument,
-    path_option,
-    print_json,
-    say,
-    show,
-)
+from esscher.cli import options
+from esscher.cli.options import given, option, switch
+from esscher.cli.output import close, log, number, print_json, show
 from esscher.errors.montecarlo.spec import Count, Dtype, HeadSpec, Ladder, Law, read_ladder
 from esscher.runs.spec import Plain, RunSpec, Seed
 
@@ -54,34 +43,28 @@ class PredictSpec(Plain):
     dtype: Dtype = "float64"
 
 
-def _law_flag(name: str, help: str) -> Any:
-    return typer.Option(name, help=help, rich_help_panel=LAW)
-
-
 def predict(
     spec: Annotated[
-        Path | None, path_argument("YAML file with law, head, n ...; flags override it.", "FILE")
+        Path | None,
+        options.path_argument("YAML file with law, head, n ...; flags override it.", "FILE"),
     ] = None,
-    gaussian: Annotated[bool, _law_flag("--gaussian", "Gaussian tokens.")] = False,
-    sphere: Annotated[bool, _law_flag("--sphere", "Tokens uniform on a sphere.")] = False,
-    ball: Annotated[bool, _law_flag("--ball", "Tokens uniform in a ball.")] = False,
-    cube: Annotated[bool, _law_flag("--cube", "Tokens uniform in a cube.")] = False,
+    gaussian: Annotated[bool, switch("--gaussian", "Gaussian tokens.", LAW)] = False,
+    sphere: Annotated[bool, switch("--sphere", "Tokens uniform on a sphere.", LAW)] = False,
+    ball: Annotated[bool, switch("--ball", "Tokens uniform in a ball.", LAW)] = False,
+    cube: Annotated[bool, switch("--cube", "Tokens uniform in a cube.", LAW)] = False,
     rademacher: Annotated[
-        bool, _law_flag("--rademacher", "Tokens with coordinates +-scale.")
+        bool, switch("--rademacher", "Tokens with coordinates +-scale.", LAW)
     ] = False,
-    laplace: Annotated[bool, _law_flag("--laplace", "Tokens with Laplace coordinates.")] = False,
-    dim: Annotated[int | None, _law_flag("--dim", "Dimension of a token.")] = None,
+    laplace: Annotated[bool, switch("--laplace", "Tokens with Laplace coordinates.", LAW)] = False,
+    dim: Annotated[int | None, switch("--dim", "Dimension of a token.", LAW)] = None,
     size: Annotated[
         float | None,
-        _law_flag("--size", "Variance, radius, half width or scale of the law, whichever it has."),
+        switch("--size", "Variance, radius, half width or scale of the law, what it has.", LAW),
     ] = None,
     horizon: Annotated[float | None, option(HeadSpec, "horizon", HEAD)] = None,
     scale: Annotated[float | None, option(HeadSpec, "scale", HEAD)] = None,
     random_head: Annotated[
-        bool,
-        typer.Option(
-            "--random-head", help="Random W_q, W_k, W_v instead of A = V = I.", rich_help_panel=HEAD
-        ),
+        bool, switch("--random-head", "Random W_q, W_k, W_v instead of A = V = I.", HEAD)
     ] = False,
     n: Annotated[str | None, option(PredictSpec, "n", default="10:1e12:12")] = None,
     queries: Annotated[int | None, option(PredictSpec, "queries")] = None,
@@ -91,10 +74,12 @@ def predict(
     dtype: Annotated[str | None, option(PredictSpec, "dtype")] = None,
     figure: Annotated[
         Path | None,
-        path_option("--figure", "Figure file to write (.svg, .pdf, .png); none when left out."),
+        options.path_option(
+            "--figure", "Figure file to write (.svg, .pdf, .png); none when left out."
+        ),
     ] = None,
-    everything: All = False,
-    as_json: Json = False,
+    everything: options.All = False,
+    as_json: options.Json = False,
 ) -> None:
     """Compute the exact error of attention on a law of tokens, at any n, with every bound that
     applies.
@@ -105,74 +90,65 @@ def predict(
     import torch
 
     from esscher.errors.exact import exact_curve
-    from esscher.report.figures import save_predictions
-    from esscher.report.style import check_format
+    from esscher.report.figures import check_format, prediction_charts, save_charts
     from esscher.runs.spec import read_mapping
     from esscher.theory.prediction import predictions
 
-    found = {} if spec is None else read_mapping(spec)
-    fields = {**found, "law": _law(found, flags), "head": _head(found, flags)}
+    fields = _fields({} if spec is None else read_mapping(spec), flags)
     if figure is not None:
         check_format(figure)
-    check_device(device)
-    checked = PredictSpec.model_validate(fields | given(flags, PredictSpec))
+    options.check_device(device)
+    checked = PredictSpec.model_validate(fields)
     measure = checked.law.build(getattr(torch, checked.dtype), device)
     head, ladder = checked.head.build(measure), list(checked.n)
     curve = exact_curve(head, measure, measure, ladder, seed=checked.seed, draws=checked.queries)
     predicted = predictions(head, measure)
-    needed = _needed_tokens(curve, checked.epsilon) | _freezing(head, measure, ladder)
+    derived = _derived(head, measure, curve, checked.epsilon)
     if figure is not None:
-        save_predictions(curve, predicted, figure)
+        save_charts(prediction_charts(curve, predicted), figure)
+        log(f"figure: {figure}")
     if as_json:
-        print_json(_record(checked, curve, predicted, needed))
-    else:
-        _show(checked, curve, predicted, needed, everything)
-    log_files("figure", [figure])
+        return print_json(_record(checked, curve, predicted, derived))
+    _show(curve, predicted, derived, everything)
 
 
-def _law(found: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of the law, flags before the file."""
-    law = _mapping(found, "law")
+def _fields(found: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of the spec, flags before the file."""
+    from esscher.measures.fields import LawFields, all_laws
+
+    for part in ("law", "head"):
+        if not isinstance(fields := found.get(part, {}), dict):
+            raise ValueError(f"{part}: expected a mapping of fields, got {type(fields).__name__}")
+    law, head = dict(found.get("law", {})), dict(found.get("head", {}))
     chosen = [name for name in LAWS if name in flags]
     if len(chosen) > 1 or not (law or chosen):
         got = f"got --{' --'.join(chosen)}" if chosen else "or a YAML file"
         raise ValueError(f"law: expected one of --{', --'.join(LAWS)} with --dim, {got}")
-    if chosen:
-        law["law"] = chosen[0]
-    if "dim" in flags:
-        law["dim"] = flags["dim"]
+    law |= {"law": chosen[0]} if chosen else {}
+    law |= {"dim": flags["dim"]} if "dim" in flags else {}
     if "size" in flags:
-        from esscher.measures.fields import LawFields, all_laws
-
         law[all_laws().get(str(law.get("law")), LawFields).size] = flags["size"]
-    return law
-
-
-def _head(found: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of the head, flags before the file."""
-    head = _mapping(found, "head")
     head |= {name: flags[name] for name in ("horizon", "scale") if name in flags}
     if "random_head" in flags:
         head |= {"kind": "random", "seed": flags.get("seed", 0)}
-    return head
+    return {**found, "law": law, "head": head, **given(flags, PredictSpec)}
 
 
-def _mapping(found: Mapping[str, Any], part: str) -> dict[str, Any]:
-    fields = found.get(part, {})
-    if not isinstance(fields, dict):
-        raise ValueError(f"{part}: expected a mapping of fields, got {type(fields).__name__}")
-    return dict(fields)
-
-
-def _needed_tokens(curve: ErrorCurve, epsilon: float) -> dict[str, Any]:
-    """Tokens needed and the start of the asymptotic regime, or the sentence that says why there is
-    none.
+def _derived(head: Head, measure: Measure, curve: ErrorCurve, epsilon: float) -> dict[str, Any]:
+    """Tokens needed, the start of the asymptotic regime, and the critical scale at each n of a
+    query of root mean square norm where the head stretches most; None with the reason where a law
+    or a curve has none.
     """
     from esscher.errors.budget import asymptotic_from, tokens_needed
+    from esscher.theory.prediction import Setting
+    from esscher.theory.sharp import critical_scale
 
-    finders: dict[str, Callable[[], int]] = {
+    finders: dict[str, Callable[[], Any]] = {
         "tokens_needed": lambda: tokens_needed(curve, epsilon),
         "asymptotic_from": lambda: asymptotic_from(curve),
+        "critical_scale": lambda: critical_scale(
+            head, measure, Setting(head, measure).query, curve.n.tolist()
+        ),
     }
     found: dict[str, Any] = {"epsilon": epsilon}
     for name, find in finders.items():
@@ -183,22 +159,8 @@ def _needed_tokens(curve: ErrorCurve, epsilon: float) -> dict[str, Any]:
     return found
 
 
-def _freezing(head: Head, measure: Measure, n: list[int]) -> dict[str, Any]:
-    """The critical scale at each n, of a query of root mean square norm where the head stretches
-    most; None where the law's scores have no known tail.
-    """
-    from esscher.theory.prediction import Setting
-    from esscher.theory.sharp import critical_scale
-
-    try:
-        found = critical_scale(head, measure, Setting(head, measure).query, n)
-    except ValueError:
-        return {"critical_scale": None}
-    return {"critical_scale": found}
-
-
 def _record(
-    spec: PredictSpec, curve: ErrorCurve, found: list[Prediction], needed: dict[str, Any]
+    spec: PredictSpec, curve: ErrorCurve, found: list[Prediction], derived: dict[str, Any]
 ) -> dict[str, Any]:
     """The result as JSON has it."""
     of_curve = "origin kind accuracy scale n rms query_stderr pool_stderr relative q95 slope"
@@ -211,25 +173,50 @@ def _record(
         known = {name: getattr(p, name) for name in of_prediction.split()}
         predicted.append({**known, "value": value, "vacuous": vacuous})
     own = {name: getattr(curve, name) for name in of_curve.split()}
-    return {"spec": spec.model_dump(), **own, **needed, "predictions": predicted}
+    return {"spec": spec.model_dump(), **own, **derived, "predictions": predicted}
 
 
 def _show(
-    spec: PredictSpec,
-    curve: ErrorCurve,
-    found: list[Prediction],
-    needed: dict[str, Any],
-    everything: bool,
+    curve: ErrorCurve, found: list[Prediction], derived: dict[str, Any], everything: bool
 ) -> None:
-    """What the numbers say, then what theory says at the largest n."""
-    for sentence in _summary(spec, curve, found, needed):
-        say(sentence)
-    title = (
-        f"predictions at n = {int(curve.n[-1]):,} (bounds on the square as their root; vacuous:"
-        " beyond 1e308)"
+    """What the numbers say, and what theory says at the largest n."""
+    import pandas as pd
+
+    from esscher.report.words import Answer
+
+    held = [p for p in found if p.applies]
+    sources = (("drawn queries", curve.query_stderr), ("drawn pool", curve.pool_stderr))
+    doubts = "".join(
+        f", +- {number(doubt[-1], '.2g')} from the {source}"
+        for source, doubt in sources
+        if doubt is not None and doubt[-1] > 0
+    )
+    slope = float("nan") if curve.slope is None else curve.slope[-1]
+    falls = "" if slope != slope else f", falling like n^{slope:.3f} there"
+    share = number(curve.relative[-1], ".2%")
+    said = [
+        f"error {number(curve.rms[-1])} at n = {int(curve.n[-1]):,} ({share} of the"
+        f" limit){doubts}{falls}"
+    ]
+    for name, words, reason in (
+        ("tokens_needed", "tokens needed for a relative error of {epsilon:g}: {}", "tokens needed"),
+        ("asymptotic_from", "delta method: within 10 % from n = {}", "delta method"),
+    ):
+        value = derived[name]
+        why = f"{reason}: {derived.get(f'{name}_reason')}"
+        said.append(why if value is None else words.format(value, **derived))
+    scale = derived["critical_scale"]
+    if scale is not None:
+        said.append(
+            f"freezing: at this n softmax freezes at {number(scale[-1])} times these scores"
+        )
+    proved = sum(p.status.startswith("proved") for p in held)
+    said.append(
+        f"theory: {len(held)} of {len(found)} statements apply, {proved} of them proved; their"
+        " values at this n, bounds on a square as the root (--all: every statement):"
     )
     rows = []
-    for p in found if everything else [p for p in found if p.applies]:
+    for p in found if everything else held:
         value = None if p.value is None else float(p.rms(curve.n[-1:])[0])
         row = {
             "name": p.name,
@@ -239,53 +226,12 @@ def _show(
             "quantity": p.quantity,
             "source": p.source,
         }
-        if everything:
-            row["applies"] = "yes" if p.applies else "no: " + "; ".join(p.unmet)
-        rows.append(row)
+        rows.append(row | {"applies": "yes" if p.applies else "no: " + "; ".join(p.unmet)})
     if everything:
         known = curve.to_frame().drop(columns=["metric", "kind"])
-        if curve.slope is not None:
-            known["slope"] = curve.slope
-        if needed["critical_scale"] is not None:
-            known["critical_scale"] = needed["critical_scale"]
+        more = {"slope": curve.slope, "critical_scale": scale}
+        known = known.assign(**{name: value for name, value in more.items() if value is not None})
         show(f"{curve.origin}; relative accuracy {curve.accuracy:.0e}", known)
-        show(title, rows)
-    else:
-        show(title, rows, None, ROWS)
-        say("--all prints the curve and every statement, with what those that fail need")
-
-
-def _summary(
-    spec: PredictSpec, curve: ErrorCurve, found: list[Prediction], needed: dict[str, Any]
-) -> Iterator[str]:
-    sources = (("drawn queries", curve.query_stderr), ("drawn pool", curve.pool_stderr))
-    doubts = "".join(
-        f", +- {number(doubt[-1], '.2g')} from the {source}"
-        for source, doubt in sources
-        if doubt is not None and doubt[-1] > 0
-    )
-    slope = None if curve.slope is None else curve.slope[-1]
-    falls = "" if slope is None or slope != slope else f", falling like n^{slope:.3f} there"
-    yield (
-        f"error {number(curve.rms[-1])} at n = {int(curve.n[-1]):,}"
-        f" ({number(curve.relative[-1], '.2%')} of the limit){doubts}{falls}"
-    )
-    tokens, start = needed["tokens_needed"], needed["asymptotic_from"]
-    yield (
-        f"tokens needed: {needed['tokens_needed_reason']}"
-        if tokens is None
-        else f"tokens needed for a relative error of {spec.epsilon:g}: {tokens}"
-    )
-    yield (
-        f"delta method: {needed['asymptotic_from_reason']}"
-        if start is None
-        else f"delta method: within 10 % from n = {start}"
-    )
-    if needed["critical_scale"] is not None:
-        yield (
-            f"freezing: softmax over {int(curve.n[-1]):,} tokens freezes at"
-            f" {number(needed['critical_scale'][-1])} times these scores"
-        )
-    held = [p for p in found if p.applies]
-    proved = sum(p.status.startswith("proved") for p in held)
-    yield f"theory: {len(held)} of {len(found)} statements apply, {proved} of them proved"
+        show("statements", rows)
+    keys = ["name", "status", "value", "exponent", "quantity"]
+    close(Answer(said, pd.DataFrame(rows), keys), {}, everything=everything)

@@ -10,26 +10,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from esscher.cli.options import Dask, Workers
-from esscher.cli.output import Json, Out, log, log_files, number, print_json, print_run, show
+from esscher.cli.options import Dask, Json, Out, Workers, switch
+from esscher.cli.output import end_run, log, number, print_json, show
 
 if TYPE_CHECKING:
     from esscher.papers.claim import Scale
     from esscher.runs import Run
 
-CLAIMS = typer.Argument(help="Ids or numbers of claims, or module:NAME of your own.")
-ALL = typer.Option("--all", help="Test every claim.")
-QUICK = typer.Option("--quick", help="In minutes, as without a flag.")
-FULL = typer.Option("--full", help="At the size of the page on what holds, in hours.")
-SEED = typer.Option("--seed", min=0, max=2**63 - 1, help="Seed of everything random.")
-
 
 def reproduce(
-    claims: Annotated[list[str] | None, CLAIMS] = None,
-    everything: Annotated[bool, ALL] = False,
-    quick: Annotated[bool, QUICK] = False,
-    full: Annotated[bool, FULL] = False,
-    seed: Annotated[int, SEED] = 0,
+    claims: Annotated[
+        list[str] | None,
+        typer.Argument(help="Ids or numbers of claims, or module:NAME of your own."),
+    ] = None,
+    everything: Annotated[bool, switch("--all", "Test every claim.")] = False,
+    quick: Annotated[bool, switch("--quick", "In minutes, as without a flag.")] = False,
+    full: Annotated[bool, switch("--full", "At the size of the docs' table, in hours.")] = False,
+    seed: Annotated[int, switch("--seed", "Seed of everything random.", min=0, max=2**63 - 1)] = 0,
     workers: Workers = 1,
     dask: Dask = None,
     out: Out = None,
@@ -44,7 +41,6 @@ def reproduce(
     Example: esscher reproduce b-1-sub-parametric s-17-limit --quick
     """
     from esscher.papers.judge import all_claims, find_claim, judge
-    from esscher.report.page import write_verdicts
     from esscher.runs import terminal
     from esscher.runs.run import VERDICTS
 
@@ -57,17 +53,19 @@ def reproduce(
     if not (chosen or everything):
         said = [claim.described() for claim in tested]
         rows = [{key: one[key] for key in ("id", "statement", "source")} for one in said]
-        title = "claims: esscher reproduce ID"
-        return print_json(said) if as_json else show(title, rows)
+        return print_json(said) if as_json else show("claims: esscher reproduce ID", rows)
     scale: Scale = "full" if full else "quick"
     folder = out or Path("runs") / (f"reproduce-{scale}" + (f"-seed{seed}" if seed else ""))
     log(
         f"{len(tested)} claims, {scale}; verdicts in {folder / VERDICTS}; the same command goes on"
         " where it stops"
     )
+
+    def tell(record: Mapping[str, Any]) -> None:
+        log(f"{record['id']}: {record['verdict']} ({record['seconds']:.0f} s): {record['reason']}")
+
     where = {"workers": workers, "dask": dask}
-    content = judge(tested, scale, seed, folder, where, terminal, _tell)
-    page = write_verdicts(folder, content)
+    content = judge(tested, scale, seed, folder, where, terminal, tell)
     ids = {claim.id for claim in tested}
     records = [record for record in content["claims"] if record["id"] in ids]
     if as_json:
@@ -80,16 +78,10 @@ def reproduce(
         row = {"claim": record["id"], "verdict": record["verdict"], "effect": effect + interval}
         rows.append(row | {"why": record["reason"]})
     show(str(folder), rows)
-    log_files("page", [page])
 
 
 def end_evidence(run: Run, as_json: bool) -> None:
     """A run of one claim that was resumed: its rows; ``esscher reproduce`` decides by them."""
-    if as_json:
-        return print_run(run, ["evidence"])
     claim = run.spec["claim"]
     log(f"evidence for claim {claim}; esscher reproduce {claim} decides by it")
-
-
-def _tell(record: Mapping[str, Any]) -> None:
-    log(f"{record['id']}: {record['verdict']} ({record['seconds']:.0f} s): {record['reason']}")
+    end_run(run, ["evidence"], as_json, report=False)

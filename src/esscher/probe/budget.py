@@ -19,7 +19,6 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from esscher.errors.budget import Counts, Sharing, log_rms, tokens_needed
@@ -27,8 +26,8 @@ from esscher.errors.curve import ErrorCurve, Floats
 from esscher.hf.gradients import SECOND_ORDER
 from esscher.inputs import as_count, as_positive
 from esscher.intervals import mean_interval
-from esscher.keep import Strided, parse
-from esscher.keep.rule import WHERE, Chance
+from esscher.keep import parse
+from esscher.keep.rule import WHERE
 from esscher.probe.curves import METRICS, stored_curves
 from esscher.probe.session import measured_part
 from esscher.probe.spec import ALLOWED, FLOOR, SHARES
@@ -535,46 +534,3 @@ def _fewest(sharing: Sharing, target: float) -> dict[str, Counts]:
     uniform = sharing.fewest(target, sharing.uniform)
     best = sharing.fewest(target, sharing.steepest_first)
     return {UNIFORM: sharing.uniform(uniform), BEST: sharing.best(best)}
-
-
-# ---- Exports: a record of every key-value head (JSON, YAML), and kvpress's array.
-
-
-def prune_ratios(
-    frontier: pd.DataFrame, rule: str, layers: int, kv_heads: int
-) -> npt.NDArray[np.float32]:
-    """Shares to drop of each cache, (99, layers, kv_heads), as kvpress's per-head press reads them:
-    row i is the best split that drops (i + 1) % of the keys that all caches hold.
-
-    Below the smallest size that was measured every cache shrinks in proportion.
-    """
-    parts = parse(rule).parts
-    if per_query(rule) or any(isinstance(part, Strided) for part in parts):
-        raise ValueError(
-            f"kvpress: {rule} chooses keys for each query, so that the cache holds all, and a press"
-            " chooses once; give another rule"
-        )
-    if any(isinstance(part, Chance) and part.reweight for part in parts):
-        raise ValueError(
-            f"kvpress: {rule} gives kept keys weights of 1/p, and a press has no weights; give"
-            " another rule"
-        )
-    known = RuleCaches(frontier, rule)
-    caches = {(cache.layer, cache.kv_head): cache for cache in known.caches}
-    wanted = [(layer, kv) for layer in range(layers) for kv in range(kv_heads)]
-    missing = [f"{layer}.{kv}" for layer, kv in wanted if (layer, kv) not in caches]
-    if missing:
-        measured = ", ".join(str(layer) for layer in sorted({layer for layer, _ in caches}))
-        raise ValueError(
-            f"kvpress: expected every key-value head of {layers} layers; this run has layers"
-            f" {measured}, without {', '.join(missing[:5])}{' ...' if len(missing) > 5 else ''}"
-        )
-    sharing = known.sharing
-    least, most = int(sharing.least.sum()), int(sharing.most.sum())
-    found = np.empty((99, len(wanted)))
-    for percent in range(1, 100):
-        total = round((100 - percent) / 100 * most)
-        few = total < least
-        kept = sharing.least * (total / least) if few else sharing.steepest_first(total)
-        found[percent - 1] = 1 - kept / sharing.most
-    return found.reshape(99, layers, kv_heads).astype(np.float32)

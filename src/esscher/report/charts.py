@@ -1,12 +1,18 @@
-"""Pages of charts and tables: of a sweep over laws, and of any job that has no page of its own."""
+"""Pages of charts and tables: of a sweep over laws, of a compression run, of in-context learning
+(Figures 1 to 8 of [S]), and of any job that has no page of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from esscher.report.words import (
+    answer_of,
     described_table,
+    number,
     numbers,
     overview,
     read_table,
@@ -15,6 +21,16 @@ from esscher.report.words import (
 )
 from esscher.runs import Run
 from esscher.runs.columns import Column
+
+Chart = dict[str, Any]
+
+
+def chart_of(
+    title: str, x: str, y: str, series: list[Any], note: str = "", log: str = "xy", **more: Any
+) -> Chart:
+    """A chart as the page and figures draw it; ``log``: its logarithmic axes."""
+    axes = {"x": {"label": x, "log": "x" in log}, "y": {"label": y, "log": "y" in log, **more}}
+    return {"title": title, "note": note, **axes, "series": series}
 
 
 def charts_page(
@@ -31,95 +47,296 @@ def charts_page(
 
 def tables_page(run: Run) -> dict[str, Any]:
     """A plain page for a job that has no views of its own."""
-    title = str(run.spec.get("title") or run.manifest.job)
-    return charts_page(
-        run, title, f"Run of {shortened(run.manifest.job)}, shown as tables.", [], []
-    )
-
-
-def sweep_charts(run: Run) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
-    """By kind of error that a sweep over laws measured: errors against n, exponents against the
-    horizon.
-    """
-    rates, curves = read_table(run, "rates"), read_table(run, "curves")
-    if rates is None:
-        return {}
-    over, columns = str((run.spec.get("sweep") or {}).get("over", "")), run.columns("rates")
-    return {
-        str(metric): (
-            errors_chart(
-                None if curves is None else curves[curves["metric"] == metric], metric, over
-            ),
-            exponents_chart(own, metric, columns),
-        )
-        for metric, own in rates.groupby("metric", sort=False)
-    }
+    title, line = run.spec.get("title") or run.manifest.job, f"Run of {run.manifest.job}."
+    return charts_page(run, str(title), shortened(line), [], [])
 
 
 def sweep(run: Run) -> dict[str, Any]:
-    """The page of a sweep over laws."""
-    charts = [chart for pair in sweep_charts(run).values() for chart in pair]
-    over = str((run.spec.get("sweep") or {}).get("over", ""))
+    """The page of a sweep over laws: by kind of error, errors against n and exponents against the
+    horizon.
+    """
+    rates, curves = read_table(run, "rates"), read_table(run, "curves")
+    over, charts = str((run.spec.get("sweep") or {}).get("over", "")), []
+    for metric, own in () if rates is None else rates.groupby("metric", sort=False):
+        if curves is not None:
+            charts.append(errors_chart(curves[curves["metric"] == metric], metric, over))
+        charts.append(exponents_chart(own, metric, run.columns("rates")))
     law = (run.spec.get("law") or {}).items()
     what = ", ".join(f"{key} {value}" for key, value in law if value not in (None, 0.0)) or "a law"
     line = (
         f"Attention on tokens of {shortened(what)}{f', swept over {over}' if over else ''}; error"
         " against the limit on infinitely many tokens."
     )
-    return charts_page(
-        run, str(run.spec.get("title") or "Sweep over laws"), line, charts, ["rates"]
-    )
+    title = str(run.spec.get("title") or "Sweep over laws")
+    return charts_page(run, title, line, charts, ["rates"])
 
 
-def errors_chart(curves: Any | None, metric: str, over: str) -> dict[str, Any]:
-    series = []
-    last = 1 if curves is None or curves.empty else max(1, int(curves["point"].max()))
-    for (point, kind), part in () if curves is None else curves.groupby(["point", "kind"]):
-        value = part["value"].iloc[0]
-        sampled = kind == "montecarlo"
-        entry: dict[str, Any] = {
-            "label": f"{over} {value:g}" if over and value == value else str(kind),
-            "unlisted": not sampled,
-            "mode": "points" if sampled else "line",
-            "shade": round(0.9 * int(point) / last, 3),
-            "x": numbers(part["n"]),
-            "y": numbers(part["rms"]),
-        }
-        if sampled:
-            entry["low"] = numbers(part["rms"] - 2 * part["stderr"])
-            entry["high"] = numbers(part["rms"] + 2 * part["stderr"])
-        series.append(entry)
-    return {
-        "title": f"Error of {metric} against tokens",
-        "note": (
-            "Points: measured, with two standard errors. Lines: exact. Dark to light: the sweep"
-            " from first to last."
-        ),
-        "x": {"label": "tokens n", "log": True},
-        "y": {"label": f"rms error ({metric})", "log": True},
-        "series": series,
-    }
-
-
-def exponents_chart(
-    rates: Any, metric: str, columns: Mapping[str, Column], against: str = "horizon2"
-) -> dict[str, Any]:
-    """Measured exponents with their intervals, and theory's lines, against a column."""
-    rates = rates[rates["exponent"].notna()].sort_values(against)
-    x = numbers(rates[against])
+def errors_chart(curves: Any, metric: str, over: str) -> Chart:
+    """Measured and exact errors against n, a colour for each point of the sweep."""
     series: list[dict[str, Any]] = []
-    if len(rates):
-        points = {"label": "measured", "mode": "points", "color": 0, "x": x}
-        series.append(points | {"y": numbers(rates["exponent"])})
-        series[0] |= {end: numbers(rates[end]) for end in ("low", "high") if end in rates}
+    last = 1 if curves.empty else max(1, int(curves["point"].max()))
+    for (point, kind), part in curves.groupby(["point", "kind"]):
+        value, sampled = part["value"].iloc[0], kind == "montecarlo"
+        label = f"{over} {value:g}" if over and value == value else str(kind)
+        style = {"mode": "points" if sampled else "line", "unlisted": not sampled}
+        shade = round(0.9 * int(point) / last, 3)
+        series.append(_series(label, part, "n", "rms", 0, shade=shade, **style))
+    note = "Points: measured, with two standard errors. Lines: exact. Dark to light: the sweep."
+    title, y = f"Error of {metric} against tokens", f"rms error ({metric})"
+    return chart_of(title, "tokens n", y, series, note)
+
+
+def exponents_chart(rates: Any, metric: str, columns: Mapping[str, Column]) -> dict[str, Any]:
+    """Measured exponents with their intervals, and theory's lines, against the horizon."""
+    rates = rates[rates["exponent"].notna()].sort_values("horizon2")
+    own = rates[[key for key in ("horizon2", "exponent", "low", "high") if key in rates]]
+    series = (
+        [_series("measured", own, "horizon2", "exponent", 0, mode="points")] if len(own) else []
+    )
     for line in theory_lines(columns):
         if rates[line["key"]].notna().any():
-            series.append({**line, "x": x, "y": numbers(rates[line["key"]])})
+            x, y = (numbers(rates[key]) for key in ("horizon2", line["key"]))
+            series.append({**line, "x": x, "y": y})
+    title = f"Exponent of {metric} against the horizon"
+    note = "The error falls as n to minus the exponent; 0.5 is the square-root law."
+    found = chart_of(title, columns["horizon2"].label, "exponent", series, note, "x", low=0)
+    return found | {"marks": [{"y": 0.5, "label": "1/2"}]}
+
+
+# ---- A compression run: metrics against the share of the cache, predicted against measured loss,
+# the text with the keys that are kept.
+
+COLORS = 8  # of the palette; more rules go round
+MOST_TOKENS = 4096  # of a prompt on the page; the table has all
+SHOWN = ("kl", "kl_behind", "loss_added", "agreement", "needle", "cosine", "neighbour", "error")
+
+
+def compression_page(run: Run) -> dict[str, Any]:
+    """Charts of what there is, then the tables."""
+    charts = [*_metrics(run), *_checked(run)]
+    model = shortened(str(run.spec.get("model", "")))
+    told = answer_of(run).sentences
+    line = " ".join(told) or f"What {model} loses when its KV cache is compressed."
+    first = ["compress", "check", "kinds", "depth"]
+    page = charts_page(run, "Compressing a KV cache", line, charts, first=first)
+    page["tables"] = [table for table in page["tables"] if table["name"] != "tokens"]
+    return page | {"kept": _kept(run)}
+
+
+def _kept(run: Run) -> dict[str, Any] | None:
+    """The first prompt with the number of heads that keep each token, by size and layer, and the
+    kinds of tokens among kept and among all keys.
+    """
+    table, kinds = read_table(run, "tokens"), read_table(run, "kinds")
+    if table is None or kinds is None or not len(table):
+        return None
+    rule, split = table["rule"].iloc[0], table["split"].iloc[0]
+    kinds = kinds[(kinds["rule"] == rule) & (kinds["split"] == split)]
+    sizes = []
+    for keep, own in table.groupby("keep", dropna=False):
+        own = own.sort_values("position").head(MOST_TOKENS)
+        same = kinds[(kinds["keep"] == keep) | (kinds["keep"].isna() & (keep != keep))]
+        sizes.append(
+            {
+                "keep": number(keep),
+                "heads": [list(map(int, layer)) for layer in zip(*own["heads"], strict=True)],
+                "kinds": list(map(str, same["kind"])),
+                "kept_share": numbers(same["kept_share"]),
+                "held_share": numbers(same["held_share"]),
+            }
+        )
     return {
-        "title": f"Exponent of {metric} against the {against.removesuffix('2')}",
-        "note": "The error falls as n to minus the exponent; 0.5 is the square-root law.",
-        "x": {"label": columns[against].label, "log": True},
-        "y": {"label": "exponent", "log": False, "low": 0},
-        "marks": [{"y": 0.5, "label": "1/2"}],
-        "series": series,
+        "rule": str(rule),
+        "split": str(split),
+        "tokens": list(map(str, own["token"])),
+        "total": int(table["position"].max()) + 1,
+        "heads": list(map(int, own["heads_all"].iloc[0])),
+        "sizes": sizes,
     }
+
+
+def _rule_lines(own: Any, x: str, y: str, ends: tuple[str, str] | None) -> list[dict[str, Any]]:
+    """A line for each rule and split."""
+    found = []
+    for i, ((rule, split), part) in enumerate(own.groupby(["rule", "split"], sort=False)):
+        label = str(rule) if split in ("uniform", "cut") else f"{rule}, {split}"
+        names = dict(zip(ends or (), ("low", "high"), strict=False))
+        drawn = part[[x, y, *names]].rename(columns=names)
+        dash = "solid" if i < COLORS else "dashed"
+        found.append(_series(label, drawn, x, y, i, dash=dash))
+    return found
+
+
+def _metrics(run: Run) -> list[dict[str, Any]]:
+    """A chart for each metric against the share of the cache, with intervals over texts."""
+    table = read_table(run, "compress")
+    if table is None or "share" not in table:
+        return []
+    own, columns, charts = table[table["rule"] != "full"], run.columns("compress"), []
+    for key in SHOWN:
+        if key in own and own[key].notna().any():
+            log = "xy" if key in ("kl", "error") and (own[key] > 0).all() else "x"
+            series = _rule_lines(own[own[key].notna()], "share", key, columns[key].ends)
+            note = f"{columns[key].help} With 95 % intervals over texts."
+            x, y = columns["share"].label, columns[key].label
+            charts.append(chart_of(f"{y} against the share of the cache", x, y, series, note, log))
+    return charts
+
+
+def _checked(run: Run) -> list[dict[str, Any]]:
+    """Measured against predicted loss, a point for each rule and size, and the diagonal."""
+    table = read_table(run, "compress")
+    if table is None or "kl_predicted" not in table:
+        return []
+    own = table[(table["kl_predicted"] > 0) & (table["kl"] > 0)]
+    if not len(own):
+        return []
+    both = own[["kl", "kl_predicted"]]
+    ends = [float(both.min().min()), float(both.max().max())]
+    series = [row | {"mode": "points"} for row in _rule_lines(own, "kl_predicted", "kl", None)]
+    series.append({"label": "predicted = measured", "color": 7, "x": ends, "y": ends})
+    note = (
+        "Predicted from the exact errors of all heads at the decoded tokens and their Fisher"
+        " metric, no constant fitted. Second order: right below about 0.2 nats."
+    )
+    x, y = (f"{word} KL, nats per token" for word in ("predicted", "measured"))
+    return [chart_of("Predicted against measured loss", x, y, series, note)]
+
+
+# ---- In-context learning.
+
+MODELS = {"softmax": 0, "linear": 1, "bayes": 2}  # places in the palette
+DASHES = {"softmax": "solid", "linear": "dashed"}
+LABELS = {
+    "output": "output",
+    "gradient": "gradient of the loss, one prompt",
+    "risk_gradient": "gradient of the risk (exact)",
+} | {f"gradient_{part}": f"gradient of the output in {part}" for part in "UVKQ"}
+AGAINST = {"linear": "from linear attention", "limit": "from infinitely many tokens"}
+ENDED = ("icl-train", "icl-flow")  # jobs whose tables final, curve, distance are charts
+PROMPT, ERROR = "prompt length L", "mean squared error"
+HEADROOM = 1e3  # bounds this many times above the largest error are named, not drawn
+
+
+def icl_page(run: Run) -> dict[str, Any]:
+    """Charts of what the run measured, then its tables."""
+    known: dict[str, tuple[str, Callable[..., Chart]]] = {
+        "final": ("Risk after training", risk_chart),
+        "curve": ("Risk along training", training_chart),
+        "distance": ("Distance between the two models", distance_chart),
+    }
+    if run.manifest.job == "icl-flow":
+        known = {"final": ("Where gradient flow ends", partial(flow_chart, run.spec["noise"]))}
+    charts: list[Chart] = []
+    for name, (title, chart) in known.items() if run.manifest.job in ENDED else ():
+        table = read_table(run, name)
+        for covariance, own in () if table is None else table.groupby("covariance", sort=False):
+            charts.append(chart(f"{title} ({shortened(str(covariance), 40)})", own))
+    curves, rates = read_table(run, "curves"), read_table(run, "rates")
+    if curves is not None:
+        charts += concentration_charts(curves, rates, read_table(run, "bounds"))
+    line = (
+        "Softmax against linear attention on linear regression in context in dimension"
+        f" {run.spec['dim']} with label noise {run.spec['noise']:g}."
+    )
+    return charts_page(run, "In-context learning", line, charts, first=["final", "rates"])
+
+
+def _series(label: str, part: Any, x: str, y: str, color: int, **style: Any) -> dict[str, Any]:
+    """A line, or points, in the order of x; with two standard errors to both sides, or the columns
+    low and high, where the table has them.
+    """
+    part = part.sort_values(x)
+    found = {"label": label, "color": color % COLORS, **style}
+    found |= {"x": numbers(part[x]), "y": numbers(part[y])}
+    if "stderr" in part and part["stderr"].any():
+        part = part.assign(low=part[y] - 2 * part["stderr"], high=part[y] + 2 * part["stderr"])
+    return found | {end: numbers(part[end]) for end in ("low", "high") if end in part}
+
+
+def risk_chart(title: str, seeds: Any = None, flow: Any = None, y: str = ERROR) -> Chart:
+    """Mean squared error against the prompt length: a point per seed, lines where gradient flow
+    ends and for Bayes on L tokens.
+    """
+    series, trained = [], "" if flow is None else ", SGD"
+    for table, what, style in ((flow, ", gradient flow", {}), (seeds, trained, {"mode": "points"})):
+        for model, part in () if table is None else table.groupby("model", sort=False):
+            label = "Bayes on L tokens" if model == "bayes" else f"{model}{what}"
+            series.append(_series(label, part, "length", "mse", MODELS.get(model, 2), **style))
+    note = "" if seeds is None else "A point per seed, with two standard errors."
+    return chart_of(title, PROMPT, y, series, note)
+
+
+def flow_chart(noise: float, title: str, final: Any) -> Chart:
+    """Where gradient flow ends: errors above the noise, of both models and of Bayes."""
+    above = final.assign(mse=final["mse"] - noise)
+    return risk_chart(title, flow=above, y=f"{ERROR} above the noise")
+
+
+def training_chart(title: str, curve: Any, flow: Any = None) -> Chart:
+    """Mean squared error along training, mean over seeds with their range; dotted: the end of the
+    gradient flow.
+    """
+    series, lengths = [], sorted(set(curve["length"]))
+    curve = curve[curve["step"] > 0]
+    for (length, model), part in curve.groupby(["length", "model"], sort=False):
+        by_step = part.groupby("step")["mse"].agg(["mean", "min", "max"]).reset_index()
+        if part["seed"].nunique() > 1:
+            by_step = by_step.rename(columns={"min": "low", "max": "high"})
+        color, dash = lengths.index(length), DASHES.get(model, "solid")
+        label = f"{model}, L = {length}"
+        series.append(_series(label, by_step, "step", "mean", color, dash=dash))
+        for end in () if flow is None else _where(flow, length=length, model=model)["mse"]:
+            level = by_step.assign(mean=end)[["step", "mean"]]
+            label = f"{model}, end of the flow"
+            series.append(_series(label, level, "step", "mean", color, dash="dotted"))
+    return chart_of(title, "step", ERROR, series, "Means over seeds, with their range.")
+
+
+def distance_chart(title: str, distance: Any) -> Chart:
+    """Squared distance between the parameters of softmax and linear attention along training, a
+    line per seed.
+    """
+    series = []
+    for color, (length, part) in enumerate(distance.groupby("length")):
+        for seed, own in part[part["distance2"] > 0].groupby("seed"):
+            label = f"L = {length}, seed {seed}"
+            series.append(_series(label, own, "step", "distance2", color))
+    return chart_of(title, "step", "squared distance", series, "A line per seed.")
+
+
+def concentration_charts(curves: Any, rates: Any = None, bounds: Any = None) -> list[Chart]:
+    """A chart for each metric: root mean square distance of softmax attention to linear attention
+    and to the limit against L, fitted exponents in the labels, proved bounds where the picture can
+    hold them, else how far above it they are.
+    """
+    keys, charts = ["covariance", "against", "metric"], []
+    fitted = {} if rates is None else rates.set_index(keys)["exponent"].to_dict()
+    for metric in dict.fromkeys(curves["metric"]):
+        own = _where(curves, metric=metric)
+        own = own[own["rms"] > 0]
+        series: list[dict[str, Any]] = []
+        far = []
+        for (covariance, against), part in own.groupby(keys[:2], sort=False):
+            exponent = fitted.get((covariance, against, metric), math.nan)
+            told = f", exponent {exponent:.2f}" if math.isfinite(exponent) else ""
+            label = shortened(f"{covariance}, {AGAINST.get(against, against)}{told}")
+            series.append(_series(label, part, "n", "rms", len(series), mode="points"))
+        of = "gradient_U" if metric == "gradient" else metric
+        for name, part in () if bounds is None else _where(bounds, metric=of).groupby("name"):
+            if part["rms"].min() < HEADROOM * own["rms"].max():
+                for covariance, line in part.groupby("covariance", sort=False):
+                    label = f"{name} (proved), {covariance}"
+                    series.append(_series(label, line, "n", "rms", len(series), dash="dotted"))
+            else:
+                far.append(f"{name}: {part['rms'].min():.1e} or more")
+        note = f"Proved bounds beyond the picture: {'; '.join(far)}." if far else ""
+        title, y = f"Concentration: {LABELS.get(metric, metric)}", "root mean square difference"
+        charts.append(chart_of(title, PROMPT, y, series, note))
+    return charts
+
+
+def _where(table: Any, **values: Any) -> Any:
+    for column, value in values.items():
+        table = table[table[column] == value]
+    return table

@@ -8,7 +8,7 @@ import math
 import re
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from html import escape
 from typing import Any, NamedTuple
@@ -18,7 +18,6 @@ from esscher.runs.columns import Column
 from esscher.runs.errors import printable
 
 LONGEST = 300  # characters of a text from outside, where it stands in a sentence
-KEPT = "cache_kept"
 MOST_ROWS = 5000  # of a table on the page; the rest stays in the run
 DASHES = {"proved": "dashdot", "heuristic": "dashed", "experimental": "dotted", "exact": "solid"}
 COLORS = (1, 2, 3, 4, 6, 5)  # of theory's lines, places in the palette
@@ -71,42 +70,7 @@ def columns_of(frame: Any) -> dict[str, list[Any]]:
     }
 
 
-def parts_of(frame: Any, keys: list[str]) -> Iterator[tuple[tuple[Any, ...], dict[str, list[Any]]]]:
-    """The rows of each group as lists by column: for thousands of small groups much faster than
-    frames.
-    """
-    columns = {str(name): frame[name].to_numpy() for name in frame.columns}
-    for group, places in frame.groupby(keys, sort=False).indices.items():
-        yield group, {name: values[places].tolist() for name, values in columns.items()}
-
-
-class Grids:
-    """Lists that occur many times, such as the token numbers of a curve, kept once and named by
-    their place.
-    """
-
-    def __init__(self) -> None:
-        self.lists: list[list[Any]] = []
-        self._places: dict[tuple[Any, ...], int] = {}
-
-    def place(self, values: list[Any]) -> int:
-        place = self._places.setdefault(tuple(values), len(self.lists))
-        if place == len(self.lists):
-            self.lists.append(values)
-        return place
-
-
 # ---- What heads need.
-
-
-def head_name(row: Mapping[str, Any]) -> str:
-    """L3H5, as in the address of a head."""
-    return f"L{int(row['layer'])}H{int(row['head'])}"
-
-
-def _at(name: str, percent: str) -> str:
-    """The column of a number at an error."""
-    return f"{name}_{percent.replace('.', '_')}pct"
 
 
 def need_column(heads: Any, percent: str) -> str:
@@ -116,80 +80,19 @@ def need_column(heads: Any, percent: str) -> str:
     Where no rule was compared, tokens drawn with replacement. In an own context these may be more
     than it has, and most for heads that two keys decide, which are the easiest for any rule.
     """
-    kept = _at(KEPT, percent)
-    return kept if kept in heads.columns else _at("tokens_needed", percent)
+    at = f"{percent.replace('.', '_')}pct"
+    return f"cache_kept_{at}" if f"cache_kept_{at}" in heads.columns else f"tokens_needed_{at}"
 
 
 def ranked_heads(heads: Any, column: str) -> Any:
-    """Measured heads from the least to the most demanding.
-
-    A head that never came down to the error demands most of all; among those, the one for which any
-    rule needs most, then the one with the largest error at the end.
+    """Measured heads from the least to the most demanding: a head that never came down to the error
+    demands most of all; among those, the one with the largest error at the end.
     """
     measured = heads[heads["status"] == "ok"]
     if column not in measured.columns:
         return measured.head(0)
-    ties = (column, column.replace(KEPT, "floor_kept"), "relative_at_n")
-    by = [name for name in dict.fromkeys(ties) if name in measured.columns]
-    order = measured.fillna(dict.fromkeys(by, math.inf)).sort_values(
-        [*by, "layer", "head"], kind="stable"
-    )
-    return measured.loc[order.index]
-
-
-def demanding(
-    heads: Any, percent: str, changing: Collection[str] = (), count: int = 3, *, own: bool = False
-) -> dict[str, list[dict[str, str]]]:
-    """The most and the least demanding heads at an error, each with a sentence. ``own``: queries
-    have contexts of their own.
-    """
-    told = [
-        {"head": head_name(row), "text": sentence(row, percent, changing, own=own)}
-        for row in ranked_heads(heads, need_column(heads, percent)).to_dict("records")
-    ]
-    share = min(count, max(1, len(told) // 2))
-    return {"most": told[: -share - 1 : -1], "least": told[:share] if len(told) > 1 else []}
-
-
-def need(row: Mapping[str, Any], percent: str, *, own: bool = False) -> str:
-    """What a head needs for an error, in a few words: keys kept of those a query sees, or draws."""
-    if (column := _at(KEPT, percent)) in row:
-        of = f" of {written(row['rule_keys'])}" if "rule_keys" in row else ""
-        if not math.isfinite(row[column]):
-            return f"more{of} keys than were tried"
-        rule = shortened(text_of(row.get(_at("cache_rule", percent))), 60)
-        return f"{written(row[column])}{of} keys by {rule}"
-    drawn, keys = row[_at("tokens_needed", percent)], row.get("n_keys", math.nan)
-    if not math.isfinite(drawn):
-        return "more than was measured"
-    if own or drawn > keys:
-        return f"{written(drawn)} draws with replacement from {written(keys)} keys"
-    return f"{written(drawn)} tokens"
-
-
-def sentence(
-    row: Mapping[str, Any], percent: str, changing: Collection[str] = (), *, own: bool = False
-) -> str:
-    """What a head needs, and why. ``changing``: the words of numbers that more text may change."""
-    known = {key: value for key, value in row.items() if value == value}
-    needed, keys = known.get(_at("tokens_needed", percent)), known.get("n_keys", 0)
-    text = f"{need(row, percent, own=own)} for an error of {percent} %"
-    if _at(KEPT, percent) in row:
-        text = f"keeps {text}"
-    elif needed is not None:
-        text = f"needs {text}"
-    else:
-        text = f"never came down to {percent} % within what was measured"
-        if "relative_at_n" in known:
-            error = f"{100 * known['relative_at_n']:.2g} %"
-            text += f" (its error at {written(keys)} tokens is {error})"
-    if "effective_tokens" in known:
-        text += f"; about {written(known['effective_tokens'], 2)} keys share its attention"
-    if known.get("regime"):
-        text += f". It is {shortened(str(known['regime']), 60)}"
-    if known.get("converged") in changing:
-        text += f". More text may change these numbers: {shortened(known['converged'], 60)}"
-    return f"{text}."
+    by = [name for name in (column, "relative_at_n", "layer", "head") if name in measured.columns]
+    return measured.sort_values(by, kind="stable")
 
 
 # ---- What a run is: its tables, text, settings, failures.
@@ -253,18 +156,10 @@ def epsilons_of(heads: Any) -> dict[str, str]:
 def text_described(spec: Mapping[str, Any]) -> str:
     """What text a model was probed on: files, a dataset, or packaged text."""
     corpus = spec.get("corpus") or {}
-    names = [shortened(str(name), 120) for name in corpus.get("text") or ()]
-    if names:
-        return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    if corpus.get("dataset"):
-        return shortened(f"the {corpus.get('split', 'train')} split of {corpus['dataset']}")
-    return f"the packaged {corpus.get('packaged') or 'text'}"
-
-
-def model_described(spec: Mapping[str, Any]) -> str:
-    """The name of the model that was probed."""
-    name = str(spec.get("model") or "packaged")
-    return "all-MiniLM-L6-v2 (packaged)" if name == "packaged" else name
+    packaged = f"packaged {corpus.get('packaged') or 'text'}"
+    names = list(corpus.get("text") or [corpus.get("dataset") or packaged])
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(shortened(str(name), 120) for name in names[:3]) + more
 
 
 def overview(run: Run, kind: str, title: str, lines: list[str]) -> dict[str, Any]:
@@ -345,7 +240,6 @@ BEST, UNIFORM = "best split", "uniform"
 ANY_CACHE = "any cache"
 FLOOR = "neyman"  # a bound that no rule goes below, to first order: nothing to recommend
 REFITTED = "fisher+refit"  # the rule of es.compress
-PACKAGED = {"packaged": "minilm"}
 KINDS = {
     "streams": "stream (first and recent keys are enough)",
     "retrieves": "retrieve (they need chosen keys)",
@@ -354,50 +248,83 @@ KINDS = {
 
 
 class Answer(NamedTuple):
-    """Sentences, a short table with columns of a table of the run, and the command to type next."""
+    """Sentences, rows with the keys of a short table of the run, the command to type next."""
 
     sentences: list[str]
     rows: Any = None
+    keys: Sequence[str] = ()
     table: str = ""
     following: str = ""
 
 
 def answer_of(run: Run) -> Answer:
-    """What a finished run of ``esscher probe`` or ``esscher compress`` says; no sentence where
-    there is no answer.
-    """
-    if run.manifest.job == "compress" and {"compress", "about"} <= set(run.tables):
+    """What a finished run of ``esscher probe``, ``compress`` or ``converge`` says, if anything."""
+    job, tables = run.manifest.job, set(run.tables)
+    if job == "compress" and {"compress", "about"} <= tables:
         return compress_answer(run)
-    if run.manifest.job != "probe" or "heads" not in run.tables:
-        return Answer([])
-    return probe_answer(run)
+    if job == "converge" and "rates" in tables:
+        return converge_answer(run)
+    return probe_answer(run) if job == "probe" and "heads" in tables else Answer([])
 
 
-def cache_rows(totals: Any, by: str = "ratio") -> Any:
-    """Budgets in the best split, with the share of the uniform one beside it; first the rules for
-    any cache, the smallest first, the bound last.
+def converge_answer(run: Run) -> Answer:
+    """Fitted exponents of each metric beside 1/2 and the exact ones, and how to draw them."""
+    rates, sentences = run.table("rates"), []
+    for metric, own in rates.groupby("metric", sort=False):
+        fitted = own[own["exponent"].notna()]
+        if fitted.empty:
+            sentences.append(f"{metric}: no rate could be fitted")
+            continue
+        ends = dict.fromkeys(f"{end:.3g}" for end in fitted["exponent"].agg(["min", "max"]))
+        inside = fitted["low"].le(0.5) & fitted["high"].ge(0.5)
+        told = f"{metric}: error ~ n^-b with b = {' to '.join(ends)}; 1/2 is within the interval of"
+        told += f" {inside.sum()} of {len(fitted)} points"
+        exact = fitted[fitted["exact_exponent"].notna()]
+        if len(exact):
+            inside = exact["exact_exponent"].between(exact["low"], exact["high"])
+            told += f", the exact exponent within that of {inside.sum()} of {len(exact)}"
+        sentences.append(told)
+    keys = short_columns(rates, "rates")
+    following = f"esscher report {shlex.quote(str(run.path))} --figures svg"
+    return Answer(sentences, rates, keys, "rates", following)
+
+
+def recommended(rows: Any) -> dict[str, Any] | None:
+    """The first rule of a table that every cache can run; None where there is none."""
+    usable = rows[(rows["where"] == ANY_CACHE) & (rows["rule"] != FLOOR)]
+    return usable.iloc[0].to_dict() if len(usable) else None
+
+
+def cache_answer(
+    run: Run, what: str, totals: Any, asked: str, kl: float | None, by: str = "ratio"
+) -> Answer:
+    """One recommendation for what is asked, the command that builds the cache, and every rule: its
+    best split, with the share of the uniform one beside it; first the rules for any cache, the
+    smallest first, the bound last.
     """
     uniform = totals[totals["split"] == UNIFORM].drop_duplicates("rule").set_index("rule")["ratio"]
     rows = totals[totals["split"] == BEST]
     rows = rows.assign(uniform=rows["rule"].map(uniform), bound=rows["rule"] == FLOOR)
     order = ["bound", "where", by, *(["nats"] if "nats" in rows else [])]
-    return rows.sort_values(order, kind="stable").drop(columns="bound")
-
-
-def recommended(rows: Any) -> dict[str, Any] | None:
-    """The first rule that every cache can run, of ``cache_rows``; None where there is none."""
-    usable = rows[(rows["where"] == ANY_CACHE) & (rows["rule"] != FLOOR)]
-    return usable.iloc[0].to_dict() if len(usable) else None
-
-
-def cache_sentence(row: Mapping[str, Any], about: str, asked: str) -> str:
-    """One recommendation: rule, share of the cache, loss with its interval, where it can run."""
-    text = f"{about}: {row['rule']} keeps {row['ratio']:.1%} of the cache for {asked}"
-    if math.isfinite(row.get("nats", math.nan)):
-        text += f" (predicted loss {interval(row, 'nats', 'nats_low', 'nats_high')} nats)"
-    else:
-        text += f" (worst head {row['worst_head']}: {row['worst']:.0%})"
-    return f"{text}, on {row['where']}; {row['uniform']:.1%} if every head keeps the same share."
+    rows = rows.sort_values(order, kind="stable")
+    best, following = recommended(rows), f"esscher budget {shlex.quote(str(run.path))}"
+    sentences = [f"{what}: no rule that was measured runs on any cache."]
+    if best is not None:
+        loss = f"worst head {best['worst_head']}: {best['worst']:.0%}"
+        if math.isfinite(best.get("nats", math.nan)):
+            loss = f"predicted loss {interval(best, 'nats', 'nats_low', 'nats_high')} nats"
+        sentences = [
+            f"{what}: {best['rule']} keeps {best['ratio']:.1%} of the cache for {asked} ({loss}),"
+            f" on {best['where']}; {best['uniform']:.1%} if every head keeps the same share."
+        ]
+        following += f" --rule {best['rule']}"
+        if kl is not None:
+            following = compress_command(run, best["rule"], kl)
+            if best["nats"] < 0.9 * kl:
+                sentences.append("Smaller sizes were not measured and may do.")
+            if best["beyond"]:
+                sentences.append("A loss above 0.2 nats is larger than predicted.")
+    return Answer(sentences, rows, short_columns(rows, "budget"), "budget", following)
 
 
 def interval(row: Mapping[str, Any], value: str, low: str, high: str) -> str:
@@ -413,7 +340,7 @@ def probe_answer(run: Run) -> Answer:
     """
     heads, about = run.table("heads"), read_table(run, "about")
     measured = heads[heads["status"] == "ok"]
-    what = f"{model_described(run.spec)} on {text_described(run.spec)}"
+    what = f"{model_name(run)} on {text_described(run.spec)}"
     if about is not None:
         known = about.iloc[0].to_dict()
         model, text = (text_of(known.get(key)) for key in ("model", "text"))
@@ -424,23 +351,15 @@ def probe_answer(run: Run) -> Answer:
     if "frontier" not in run.tables or "where" not in totals:
         return _heads_answer(run, measured, what)
     losses = totals[totals["kl"].notna()]
-    asked = "an error of 10 %"
-    if len(losses):
-        asked = f"a loss of {losses['kl'].iloc[0]:g} nats per token"
-    rows = cache_rows(losses if len(losses) else totals[totals["epsilon"] == 0.1])
-    best = recommended(rows)
-    sentences = [f"{what}: no rule that was measured runs on any cache."]
-    following = f"esscher budget {shlex.quote(str(run.path))}"
-    if best is not None:
-        sentences = [cache_sentence(best, what, asked)]
-        following += f" --rule {best['rule']}"
-        if len(losses):
-            following = compress_command(run, best["rule"], losses["kl"].iloc[0])
+    kl = losses["kl"].iloc[0] if len(losses) else None
+    asked = "an error of 10 %" if kl is None else f"a loss of {kl:g} nats per token"
+    rows = totals[totals["epsilon"] == 0.1] if kl is None else losses
+    found = cache_answer(run, what, rows, asked, kl)
     kinds = Counter(measured["kind"]) if "kind" in measured else Counter()
     told = [f"{kinds[kind]} {words}" for kind, words in KINDS.items() if kinds[kind]]
-    if told:
-        sentences.append(f"Heads: {', '.join(told)}.{_limiting(run, best)}")
-    return Answer(sentences, rows, "budget", following)
+    limiting = _limiting(run, recommended(found.rows))
+    heads_told = [f"Heads: {', '.join(told)}.{limiting}"] if told else []
+    return found._replace(sentences=[found.sentences[0], *heads_told])
 
 
 def _limiting(run: Run, best: Mapping[str, Any] | None) -> str:
@@ -460,24 +379,25 @@ def _limiting(run: Run, best: Mapping[str, Any] | None) -> str:
 def _heads_answer(run: Run, measured: Any, what: str) -> Answer:
     """Where no rules were compared."""
     own = run.spec.get("pool") == "sequence"
-    order = ranked_heads(measured, need_column(measured, "10"))
+    order = ranked_heads(measured, "tokens_needed_10pct")
     sentences = []
     if len(order):
-        most, least = (
-            f"{head_name(row)} ({need(row, '10', own=own)})"
-            for row in (order.iloc[-1].to_dict(), order.iloc[0].to_dict())
-        )
+        told = []
+        for row in (order.iloc[-1].to_dict(), order.iloc[0].to_dict()):
+            drawn, keys = row["tokens_needed_10pct"], row.get("n_keys", math.nan)
+            need = f"{written(drawn)} tokens"
+            if own or drawn > keys:
+                need = f"{written(drawn)} draws with replacement from {written(keys)} keys"
+            need = need if math.isfinite(drawn) else "more than was measured"
+            told.append(f"L{int(row['layer'])}H{int(row['head'])} ({need})")
         sentences = [
-            f"{what}: for an error of 10 % the most is needed by {most}, the least by {least}."
+            f"{what}: for an error of 10 % the most is needed by {told[0]}, the least by {told[1]}."
         ]
         if kinds := Counter(measured.get("regime", ())).most_common():
             sentences.append(f"Regimes: {', '.join(f'{n} {word}' for word, n in kinds)}.")
-    following = "esscher probe --pool sequence"
-    if run.spec.get("model") not in PACKAGED:
-        following = f"esscher probe {model_argument(run)} --pool sequence{text_flags(run)}"
-    if own:
-        following = f"esscher probe {model_argument(run)}{text_flags(run)}"
-    return Answer(sentences, order[::-1], "heads", following)
+    pool, rows = "" if own else " --pool sequence", order[::-1]
+    following = f"esscher probe {shlex.quote(model_name(run))}{pool}{text_flags(run)}"
+    return Answer(sentences, rows, short_columns(rows, "heads"), "heads", following)
 
 
 def compress_answer(run: Run) -> Answer:
@@ -510,20 +430,39 @@ def compress_answer(run: Run) -> Answer:
     wanted = f"keep={size:g}" if size == size else f"kl={asked:g}"
     call = f'es.compress(model, ids, {wanted}, rule="{rule}")'
     shown = rows[(rows["keep"] == size) | (size != size)].sort_values("kl", kind="stable")
-    return Answer(sentences, shown, "compress", f"{call} in Python builds this cache")
+    keys = short_columns(shown, "compress")
+    told = [*sentences, *_checked(run)]
+    return Answer(told, shown, keys, "compress", f"{call} in Python builds this cache")
+
+
+def _checked(run: Run) -> Iterator[str]:
+    """Predicted beside measured losses, where --check was given."""
+    if "check" not in run.tables:
+        return
+    check = run.table("check")
+    own = check[check["second_order"] & (check["kl"] > 0) & check["ratio"].notna()]
+    if len(own) > 2:
+        ratio, rank = own["ratio"], own["kl"].corr(own["kl_predicted"], method="spearman")
+        yield (
+            f"Measured over predicted loss in {len(own)} caches (predicted at most 0.2 nats):"
+            f" median {ratio.median():.2f}, 90 % between {ratio.quantile(0.05):.2f} and"
+            f" {ratio.quantile(0.95):.2f}; rank correlation {rank:.2f}."
+        )
 
 
 def _encoder_answer(rows: Any, about: Mapping[str, Any]) -> Answer:
     """An encoder has no next tokens: the rule whose embeddings are nearest to the full model's."""
+    keys = short_columns(rows, "compress")
     if "cosine" not in rows or not rows["cosine"].notna().any():
-        return Answer([], rows.sort_values("keep"), "compress")
+        return Answer([], rows.sort_values("keep"), keys, "compress")
     row = rows.loc[rows["cosine"].idxmax()]
     sentence = (
         f"{about['model']}: with {row['rule']} each query reads {row['share']:.1%} of the keys, and"
         f" the embedding has a cosine of {row['cosine']:.3f} with the full one; the model has no"
         " cache, so this saves reading, not memory."
     )
-    return Answer([sentence], rows.sort_values(["keep", "cosine"], ascending=False), "compress")
+    shown = rows.sort_values(["keep", "cosine"], ascending=False)
+    return Answer([sentence], shown, keys, "compress")
 
 
 def runs_on(rule: str, split: str) -> str:
@@ -535,10 +474,10 @@ def runs_on(rule: str, split: str) -> str:
     return "a cache with a length for each head"
 
 
-def model_argument(run: Run) -> str:
+def model_name(run: Run) -> str:
     """The model as a command takes it."""
     name = str(run.spec.get("model") or "packaged")
-    return shlex.quote(PACKAGED.get(name, name))
+    return "minilm" if name == "packaged" else name
 
 
 def text_flags(run: Run) -> str:
@@ -556,7 +495,8 @@ def compress_command(run: Run, rule: str, kl: float) -> str:
     and by the rule of es.compress beside it.
     """
     rules = " ".join(f"--rules {name}" for name in dict.fromkeys((rule, REFITTED)))
-    return f"esscher compress {model_argument(run)}{text_flags(run)} --kl {kl:g} {rules}"
+    model = shlex.quote(model_name(run))
+    return f"esscher compress {model}{text_flags(run)} --kl {kl:g} {rules}"
 
 
 # ---- A run in a few lines.
@@ -574,20 +514,18 @@ def html_summary(run: Run) -> str:
         found = answer_of(run)
     except RunError:  # told in the lines
         found = Answer([])
-    table = "" if found.rows is None else html_table(found, run.columns(found.table))
+    table = ""
+    if found.rows is not None:
+        columns = run.columns(found.table)
+        labels = {key: columns[key].header for key in found.keys if key in columns}
+        shown = found.rows[list(found.keys)].head(8).rename(columns=labels)
+        table = shown.to_html(index=False, float_format="{:.3g}".format, border=0, escape=True)
     return f'<div class="esscher-run">{lines}{table}</div>'
-
-
-def html_table(found: Answer, columns: Mapping[str, Column], most: int = 8) -> str:
-    """The first rows of an answer and six of its columns as HTML, headed by their labels."""
-    keys = short_columns(found.rows, found.table)
-    labels = {key: columns[key].short or columns[key].label for key in keys if key in columns}
-    shown = found.rows[keys].head(most).rename(columns=labels)
-    return str(shown.to_html(index=False, float_format="{:.3g}".format, border=0, escape=True))
 
 
 SHORT = {  # columns of short tables, the first six that there are
     "budget": ("rule", "ratio", "nats", "where", "uniform", "error", "worst_head", "worst"),
+    "rates": ("value", "metric", "exponent", "exact_exponent", "sharp", "status"),
     "heads": ("layer", "head", "regime", "tokens_needed_10pct", "beta_fit", "effective_tokens"),
     "compress": (
         *("rule", "split", "share", "kl", "kl_predicted", "needle", "loss_added", "agreement"),
@@ -602,7 +540,7 @@ def short_columns(rows: Any, table: str) -> list[str]:
 
 def _summary(run: Run) -> list[str]:
     job, is_probe = run.manifest.job, run.manifest.job == "probe"
-    title = model_described(run.spec) if is_probe else str(run.spec.get("title") or job)
+    title = model_name(run) if is_probe else str(run.spec.get("title") or job)
     lines = [f"{shortened(title, 120)} · {job}, {run.status}", *warnings_of(run)]
     try:
         lines += answer_of(run).sentences

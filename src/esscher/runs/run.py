@@ -202,9 +202,7 @@ def commit() -> str | None:
 # ---- A stored run.
 
 VIEWS: dict[str, str] = {
-    "plot_curve": "esscher.report.figures:plot_curve",
     "plot_map": "esscher.report.figures:plot_map",
-    "plot_rates": "esscher.report.figures:plot_rates",
     "plot_error": "esscher.report.figures:plot_error",
     "summary": "esscher.report.words:text_summary",
     "_repr_html_": "esscher.report.words:html_summary",

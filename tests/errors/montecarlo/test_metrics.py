@@ -91,9 +91,7 @@ def test_a_metric_from_outside_in_a_yaml_run(
 ) -> None:
     file, out = tmp_path / "outside.yaml", tmp_path / "run"
     file.write_text(EXPERIMENT)
-    code, text, _ = run(
-        ["converge", str(file), "--out", str(out), "--figures", "svg", "--json"], capsys
-    )
+    code, text, _ = run(["converge", str(file), "--out", str(out), "--json"], capsys)
     assert code == 0
     rates = {row["metric"]: row for row in json.loads(text)["rates"]}
     assert set(rates) == {"l2", "worst"}

@@ -38,10 +38,10 @@ function factsOf(atlases) {
 function budgetsOf(atlases) {
   const percents = [...new Set(atlases.flatMap((atlas) => atlas.percents))].sort((a, b) => a - b);
   const kept = (atlas, wanted) => {
-    const rows = (atlas.totals && atlas.totals.length ? atlas.totals : atlas.budget).map(({ epsilon, rule, split, ratio }) => [epsilon, split, rule, ratio]);
+    const rows = atlas.budget.map(({ epsilon, rule, split, ratio }) => [epsilon, split, rule, ratio]);
     return new Map(rows.filter(([epsilon, split]) => SPLITS.slice(0, 2).includes(split) && Math.abs(100 * epsilon - wanted) < 1e-6).map(([, split, rule, ratio]) => [`${rule}, ${split}`, ratio]));
   };
-  if (!atlases.some((atlas) => atlas.budget.length || (atlas.totals || []).length)) return null;
+  if (!atlases.some((atlas) => atlas.budget.length)) return null;
   const box = el("div", {});
   function show(wanted) {
     const own = atlases.map((atlas) => kept(atlas, wanted)), names = [...new Set(own.flatMap((one) => [...one.keys()]))];

@@ -4,10 +4,13 @@ function convergedOf(atlas, i) {
   const rows = (atlas.endless || [])[i];
   if (!rows) return null;
   const interval = (low, high) => (low === null && high === null ? "not known" : low === null ? `at most ${written(high)}` : high === null ? `at least ${written(low)}` : `${written(low)} to ${written(high)}`);
-  const [number, value, half, estimate, , , status] = atlas.endless_labels;
-  const body = rows.map(([label, now, before, expected, low, high, word]) => el("tr", {}, el("th", { scope: "row" }, label),
-    el("td", { class: "number" }, written(now)), el("td", { class: "number" }, written(before)), el("td", { class: "number" }, written(expected)),
-    el("td", {}, interval(low, high)), el("td", {}, outside(word))));
+  const { number, value, half, estimate, status } = atlas.labels.endless;
+  const body = rows.map((row) => {
+    const [now, before, guess, low, high] = ["value", "half", "estimate", "low", "high"].map((name) => (row[name] ? row[name][0] : null));
+    const expected = atlas.bounded.includes(row.status) ? null : guess; // a number with a bound at best has no estimate
+    return el("tr", {}, el("th", { scope: "row" }, atlas.named(row.number).label), ...[now, before, expected].map((one) => el("td", { class: "number" }, written(one))),
+      el("td", {}, interval(low, high)), el("td", {}, outside(row.status)));
+  });
   return el("details", { class: "endless", open: true }, el("summary", {}, "If the text went on"),
     el("p", { class: "soft" }, "Each number on this text and on halves of it, and what an endless text of the same kind has, with 90 % intervals."),
     el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, [number, value, half, estimate, "90 % interval", status].map((text) => el("th", { scope: "col" }, text)))), el("tbody", {}, body))));

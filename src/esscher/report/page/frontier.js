@@ -11,13 +11,13 @@ function ruleStyle(atlas, rule) {
 function frontierOf(atlas, i) {
   const stored = (atlas.frontier || [])[i];
   if (!stored) return null;
-  const series = atlas.rules.flatMap((rule, j) => (stored[j] ? [{ label: rule === atlas.floor ? `${rule} (floor)` : rule, ...ruleStyle(atlas, rule), x: atlas.grid(stored[j][0]), y: stored[j][1] }] : []));
+  const series = stored.map(({ rule, kept, relative }) => ({ label: rule === atlas.floor ? `${rule} (floor)` : rule, ...ruleStyle(atlas, rule), x: kept || [], y: relative || [] }));
   const kept = atlas.percents.map((percent) => [percent, reached(atlas, percent, "best_rule", i), reached(atlas, percent, "best_kept", i)]).filter(([, , keys]) => keys !== null);
   if (kept.length) series.push({ label: "fewest keys for an error", mode: "points", color: 7, radius: 4.5, x: kept.map(([, , keys]) => keys), y: kept.map(([percent]) => percent / 100),
     names: kept.map(([percent, rule, keys]) => `${percent} %: ${rule} keeps ${written(keys)} keys`) });
   const marks = atlas.percents.map((percent) => ({ y: percent / 100, label: `${percent} %`, scaled: true }));
   const least = series.flatMap(({ y }) => finite(y)).filter((error) => error > 0).reduce((a, b) => Math.min(a, b), 1);
-  const chart = mountChart({ title: "Which keys: error against keys kept, by rule", height: 340, x: { label: atlas.labels.kept, log: true }, y: { label: atlas.labels.relative, log: true, low: least < EXACT ? EXACT : undefined }, series, marks,
+  const chart = mountChart({ title: "Which keys: error against keys kept, by rule", height: 340, x: { label: atlas.labels.frontier.kept, log: true }, y: { label: atlas.labels.frontier.relative, log: true, low: least < EXACT ? EXACT : undefined }, series, marks,
     note: `Keys of the cache kept, on average over the queries. Rules that choose for all queries chose by others than those that are judged.${atlas.rules.includes(atlas.floor) ? " Dashed: the chances of least error to first order, about the fewest keys of any rule." : ""}` });
   return el("div", { class: "frontier" }, chart, reachedOf(atlas, i));
 }
@@ -40,7 +40,7 @@ function reachedOf(atlas, i) {
 }
 
 function rulesOf(atlas) {
-  const kinds = atlas.named("kind").scale === "words" && atlas.column("kind").some(Boolean), totals = (atlas.totals || []).length > 0;
+  const kinds = atlas.named("kind").scale === "words" && atlas.column("kind").some(Boolean), totals = atlas.totals.length > 0;
   if (!kinds && !totals) return null;
   const map = kinds ? el("div", {}, el("h3", {}, "Kinds of heads"), headMap(atlas, "kind"), el("p", { class: "soft" }, atlas.named("kind").help)) : null;
   return section("rules", "Which keys", el("div", { class: kinds && totals ? "twocol" : "" }, map, totals ? totalsOf(atlas) : null));
@@ -61,7 +61,7 @@ function totalsOf(atlas) {
         SPLITS.map((split) => el("td", { class: "number" }, own.has(split) ? percent(own.get(split).ratio) : "–")),
         el("td", { class: "number" }, outside(best.worst_head), ` ${percent(best.worst)}`))];
     });
-    const header = el("tr", {}, [atlas.labels.rule, "", ...SPLITS, "largest error of a head"].map((name, i) => el("th", { class: i > 1 ? "wrap number" : i ? "barcell" : null }, name)));
+    const header = el("tr", {}, [atlas.labels.frontier.rule, "", ...SPLITS, "largest error of a head"].map((name, i) => el("th", { class: i > 1 ? "wrap number" : i ? "barcell" : null }, name)));
     box.replaceChildren(el("h3", {}, `Keys kept for a total error of ${atlas.percent} %, by rule`),
       lines.length ? el("div", { class: "scroll" }, el("table", { class: "medians" }, el("thead", {}, header), el("tbody", {}, lines))) : el("p", { class: "soft" }, `Nothing was stored for ${atlas.percent} %.`),
       el("p", { class: "soft" }, "Share of the cache: keys kept over keys that the cache holds, summed over layers and key-value heads; a sliding-window layer holds at most its window. On this text and in these windows; another rule, text or length has other numbers. The total error is relative, the root of its mean square over heads, which count by the gradient of log p " +

@@ -32,7 +32,7 @@ function headContent(atlas, i) {
   if (!atlas.ok(i)) {
     return [bar, el("p", { class: "warning" }, "This head was not measured: ", outside(atlas.value("reason", i) || "no reason was stored")), numbersOf(atlas, i)];
   }
-  const curves = (atlas.curves[i] || []).map((curve) => ({ ...curve, n: atlas.grid(curve.n) }));
+  const curves = ((atlas.curves || [])[i] || []).filter((curve) => curve.rms);
   const charts = [];
   if (curves.length) charts.push(el("div", { class: "tall" }, mountChart(errorChart(atlas, i, curves)), slopeOf(atlas, i, curves)));
   else charts.push(el("p", { class: "soft" }, "No error curve was stored for this head."));
@@ -68,7 +68,7 @@ function errorChart(atlas, i, curves) {
   const series = [];
   for (const curve of curves) {
     const style = curveStyle(atlas, curve.metric);
-    if (curve.stderr || curve.kind === "montecarlo") {
+    if (curve.kind === "montecarlo") {
       const wide = curve.stderr || curve.rms.map(() => 0);
       series.push({ label: `${curve.metric === "l2" ? "output" : style.label}, Monte Carlo`, mode: "points", color: curve.metric === "l2" ? 1 : style.color,
         x: curve.n, y: curve.rms, low: curve.rms.map((y, j) => y - 2 * wide[j]), high: curve.rms.map((y, j) => y + 2 * wide[j]) });
@@ -96,11 +96,11 @@ function errorChart(atlas, i, curves) {
 }
 
 function slopeOf(atlas, i, curves) {
-  const exact = curves.filter((curve) => curve.slope && curve.kind === "exact");
+  const exact = curves.filter((curve) => curve.local_slope && curve.kind === "exact");
   if (!exact.length) return null;
   const series = exact.map((curve) => {
     const style = curveStyle(atlas, curve.metric);
-    return { label: style.label, color: style.color, dash: style.dash, x: curve.n, y: curve.slope.map((value) => (value === null ? null : -value)) };
+    return { label: style.label, color: style.color, dash: style.dash, x: curve.n, y: curve.local_slope.map((value) => (value === null ? null : -value)) };
   });
   series.forEach((one, j) => { one.hidden = j > 0; });
   const n = exact[0].n, ends = [n[0], n[n.length - 1]];
@@ -115,15 +115,15 @@ function slopeOf(atlas, i, curves) {
 function tailChart(atlas, i) {
   const stored = (atlas.tails || [])[i];
   if (!stored) return null;
-  const z = atlas.grid(stored[0]), khat = atlas.value("khat", i), low = atlas.value("khat_low", i), high = atlas.value("khat_high", i);
+  const [{ z, survival, gaussian }] = stored, khat = atlas.value("khat", i), low = atlas.value("khat_low", i), high = atlas.value("khat_high", i);
   const label = atlas.value("khat_label", i);
   let note = khat === null ? "" : `Tail of the weights: k-hat ${written(khat)}`;
   if (khat !== null && low !== null && high !== null) note += ` (${written(low)} to ${written(high)})`;
   if (khat !== null && label) note += `, ${label}`;
-  const positive = finite(stored[1]).filter((value) => value > 0);
+  const positive = finite(survival).filter((value) => value > 0);
   const floor = positive.length ? positive.reduce((a, b) => Math.min(a, b)) / 3 : 1e-6;
   return mountChart({ title: "Tail of the scores", note, height: 210, x: { label: "standardised score z" }, y: { label: "share above z", log: true, low: floor, high: 1.2 },
-    series: [{ label: "scores", mode: "points", radius: 2.5, color: 0, x: z, y: stored[1] }, { label: "Gaussian", color: 1, x: z, y: atlas.grid(stored[2]) }] });
+    series: [{ label: "scores", mode: "points", radius: 2.5, color: 0, x: z, y: survival }, { label: "Gaussian", color: 1, x: z, y: gaussian }] });
 }
 
 function numbersOf(atlas, i) {

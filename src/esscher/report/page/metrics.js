@@ -9,6 +9,8 @@ class Atlas {
   constructor(run, number) {
     Object.assign(this, run);
     this.number = number;
+    this.budget = recordsOf(this.budget || {});
+    this.totals = (this.rules || []).length ? this.budget : []; // of keep rules; without any, of random keys
     this.count = this.rows.layer.length;
     this.percents = Object.keys(this.epsilons).sort((a, b) => a - b);
     this.percent = this.percents.includes("10") ? "10" : this.percents[0];
@@ -43,9 +45,14 @@ class Atlas {
     const place = this.orders.get(key).indexOf(word);
     return place < 0 ? 6 : DATA.words[Math.min(place, DATA.words.length - 1)];
   }
-  grid(place) { return this.grids[place]; }
   on(listener) { this.listeners.push(listener); }
   set(change) { Object.assign(this, change); for (const listener of this.listeners) listener(change); }
+}
+
+// Rows of a table that comes as columns.
+function recordsOf(columns) {
+  const names = Object.keys(columns);
+  return (columns[names[0]] || []).map((_, i) => Object.fromEntries(names.map((name) => [name, columns[name][i]])));
 }
 
 // The share of the scale that a value takes, or null.

@@ -10,20 +10,33 @@ function overviewOf(atlas) {
 function wordsOf(atlas) {
   const box = el("div", { class: "words" });
   function show() {
-    const told = atlas.words[atlas.percent] || { most: [], least: [] };
-    const list = (title, entries) => entries.length ? [el("h3", {}, title), el("ul", {}, entries.map(({ head, text }) =>
-      el("li", {}, el("a", { href: `#${atlas.hash_of(atlas.place.get(head))}` }, head), " ", outside(text))))] : [];
-    const names = atlas.count > 1 ? ["Most demanding heads", "Least demanding heads"] : ["The head", ""];
-    box.replaceChildren(...list(names[0], told.most), ...list(names[1], told.least));
+    // the least demanding first; a head that never came down to the error demands most of all
+    const end = (value) => (value === null ? Infinity : value), by = (key) => (i, j) => { const [a, b] = [end(atlas.value(key, i)), end(atlas.value(key, j))]; return a === b ? 0 : a - b; };
+    const order = [...Array(atlas.count).keys()].filter((i) => atlas.ok(i) && atlas.percents.length).sort((i, j) => by(atlas.need.key)(i, j) || by("relative_at_n")(i, j) || i - j);
+    const list = (title, heads) => heads.length ? [el("h3", {}, title), el("ul", {}, heads.map((i) =>
+      el("li", {}, el("a", { href: `#${atlas.hash_of(i)}` }, atlas.name_of(i)), " ", outside(needOf(atlas, i)))))] : [];
+    const names = atlas.count > 1 ? ["Most demanding heads", "Least demanding heads"] : ["The head", ""], share = Math.min(3, Math.max(1, Math.floor(order.length / 2)));
+    box.replaceChildren(...list(names[0], order.slice(-share).reverse()), ...list(names[1], order.length > 1 ? order.slice(0, share) : []));
   }
   atlas.on((change) => { if ("percent" in change) show(); });
   show();
   return box;
 }
 
+// What a head needs for the error allowed: keys kept of those a query sees, or tokens drawn.
+function needOf(atlas, i) {
+  const value = atlas.value(atlas.need.key, i), keys = atlas.value("n_keys", i), error = atlas.value("relative_at_n", i);
+  const shared = atlas.value("effective_tokens", i), regime = atlas.value("regime", i), rule = reached(atlas, atlas.percent, "cache_rule", i);
+  let text = atlas.need === FEWEST ? `keeps ${written(value)} keys by ${rule}` : `needs ${written(value)} tokens`;
+  if (atlas.need === NEEDED && keys !== null && value > keys) text = `needs ${written(value)} draws with replacement from ${written(keys)} keys`;
+  if (value === null) text = `never came down to ${atlas.percent} % within what was measured${error === null ? "" : ` (its error at the end is ${percent(error)})`}`;
+  else text += ` for an error of ${atlas.percent} %`;
+  return `${text}${shared === null ? "" : `; about ${written(shared, 2)} keys share its attention`}${regime ? `. It is ${regime}` : ""}.`;
+}
+
 function cacheOf(atlas) {
   const box = el("div", { class: "cache" });
-  if (!atlas.budget.length || (atlas.totals || []).length) return box; // random keys are one of the rules then
+  if (!atlas.budget.length || atlas.totals.length) return box; // random keys are one of the rules then
   function show() {
     const rows = atlas.budget.filter(({ epsilon }) => Math.abs(100 * epsilon - atlas.percent) < 1e-6);
     const saved = (row) => Math.min(1, Math.max(0, row.saved === null ? 0 : row.saved));
@@ -102,7 +115,7 @@ function wholesOf(atlas) {
     x: { label: "tokens n", log: true }, y: { label: "rms error", log: true },
     series: layers.flatMap((layer) => atlas.wholes[layer].filter((curve) => curve.metric === metric).map((curve) => {
       const wide = curve.stderr || curve.rms.map(() => 0);
-      return { label: `layer ${layer}`, mode: "points", shade: (0.95 * layer) / last, x: atlas.grid(curve.n), y: curve.rms,
+      return { label: `layer ${layer}`, mode: "points", shade: (0.95 * layer) / last, x: curve.n, y: curve.rms,
         low: curve.rms.map((y, j) => y - 2 * wide[j]), high: curve.rms.map((y, j) => y + 2 * wide[j]) };
     })),
   })));
