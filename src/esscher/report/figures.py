@@ -238,7 +238,7 @@ def plot_map(run: Run, column: str = "tokens_needed_10pct", *, ax: Any = None) -
             ax.plot([], [], "s", color=PALETTE[color], label=word)
         ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     else:
-        log = what.scale == "log" and np.nanmin(grid, initial=math.inf) > 0
+        log = what.scale == "log" and float(grid.min(axis=None)) > 0
         image = ax.imshow(grid, cmap=SCALE, norm=LogNorm() if log else None, aspect="auto")
         if grid.notna().any(axis=None):
             ax.figure.colorbar(image, ax=ax)
