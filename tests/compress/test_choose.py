@@ -4,8 +4,6 @@ keys, thresholds over heads, layers and pages.
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
 
@@ -16,8 +14,9 @@ from esscher.compress.price import predicted
 from esscher.compress.prompt import Prompt, Settings
 from esscher.compress.session import source_of
 from esscher.compress.text import Cell, Text
+from esscher.hf.call import AttentionCall
 from esscher.hf.gradients import output_slopes
-from esscher.keep import Context, Fisher, parse
+from esscher.keep import Context, Fisher, KVzip, parse
 from tests.compress.runs import WINDOW, source, spec
 
 KEYS = 30
@@ -271,7 +270,7 @@ def test_sizes_by_exact_errors_cost_less_than_equal_ones() -> None:
 
 def test_a_share_of_the_prompt_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every second piece; the scores are those of its queries alone."""
-    monkeypatch.setattr(sys.modules[Prompt.__module__], "PIECE", 10)
+    monkeypatch.setattr(KVzip, "piece", 10)
     found = source("llama", rules=["kvzip"], sinks=1, recent=2, replay=0.5)
     ids = found.ids(int(found.texts[0]))[:, : found.prefill]
     settings = Settings(8, 1, 2, 0.5)
@@ -282,3 +281,22 @@ def test_a_share_of_the_prompt_is_replayed(monkeypatch: pytest.MonkeyPatch) -> N
     for place, score in prompt.replayed.items():
         assert bool((score <= 1).all())
         assert not torch.equal(score, whole.replayed[place])
+
+
+def test_replayed_pieces_stand_right_behind_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores of short pieces are sums of each piece's own: no piece sees another."""
+    monkeypatch.setattr(KVzip, "piece", 20)
+    found = source("llama", rules=["kvzip"], sinks=1, recent=2)
+    ids = found.ids(int(found.texts[0]))[:, : found.prefill]
+    rule, settings = found.rules["kvzip"], Settings(8, 1, 2)
+    prompt = Prompt(found.loaded.model, ids, [rule], {}, None, settings)
+    alone = []
+    for piece in torch.split(ids, 20, dim=1):
+        seen: list[AttentionCall] = []
+        prompt.held.decode(piece, lambda call: None, sink=seen.append)
+        alone.append({call.layer: call.weights()[0, :, :, :60].amax(1) for call in seen})
+    for (_, (layer, kv)), score in prompt.replayed.items():
+        shared = alone[0][layer].shape[0] // 2
+        heads = slice(kv * shared, (kv + 1) * shared)
+        largest = torch.stack([one[layer][heads].amax(0) for one in alone]).amax(0)
+        torch.testing.assert_close(score.to(largest.dtype), largest, rtol=1e-5, atol=1e-7)

@@ -11,7 +11,7 @@ import torch
 import esscher as es
 from esscher.compress.choose import choose
 from esscher.compress.price import head_errors, predicted, price
-from esscher.compress.refit import refit
+from esscher.compress.refit import _ridge, refit
 from esscher.compress.text import Cell, Text
 from esscher.hf.interventions import with_kept
 from tests.compress.runs import source
@@ -141,3 +141,14 @@ def test_compress_holds_refitted_values_in_the_same_bytes(text: Text) -> None:
         (a[1] != b[1]).any() for x, y in pairs for a, b in zip(x.held(), y.held(), strict=True)
     ]
     assert any(map(bool, moved))
+
+
+@pytest.mark.parametrize("rows", [5, 23])
+def test_ridge_by_the_smaller_of_its_two_systems(rows: int) -> None:
+    """Against least squares with the ridge as more rows, for fewer and for more rows than keys."""
+    generator = torch.Generator().manual_seed(rows)
+    w = torch.randn(rows, 11, generator=generator, dtype=torch.float64)
+    t = torch.randn(rows, 3, generator=generator, dtype=torch.float64)
+    wide = torch.cat([w, 0.7**0.5 * torch.eye(11, dtype=torch.float64)])
+    wanted = torch.linalg.lstsq(wide, torch.cat([t, torch.zeros(11, 3).double()])).solution
+    torch.testing.assert_close(_ridge(w, t, 0.7), wanted, rtol=1e-10, atol=1e-12)

@@ -1,8 +1,10 @@
 """A prompt after its prefill, and how every eviction rule scores its keys.
 
 Rules read the last queries of the prompt, or those of a replay, where the model is asked to repeat
-the prompt and sees it once more, or both. Replays go through the model in chunks over the cache, so
-that memory does not grow with the square of the prompt.
+the prompt and sees it once more, or both. Replays go through the model piece by piece over the
+cache, so that memory does not grow with the square of the prompt. Every piece stands right behind
+the prompt, as the text that goes on will: short pieces score keys better than one long replay,
+whose later queries look at the replay itself.
 
 A score by both sets takes the last queries as queries of a text that goes on: the keys that stand
 among them stay, as those of decoded tokens do, and are scored by the replay alone. Without this, a
@@ -11,6 +13,7 @@ cache spends its budget on neighbours of the last queries, which later queries d
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,19 +27,19 @@ from esscher.hf.gradients import FisherMetric, drawn_gradients, fisher_metric, o
 from esscher.hf.interventions import Kept, Prefilled, prefill, with_kept
 from esscher.hf.loading import positions
 from esscher.keep import Context
-from esscher.keep.ranked import Observed
+from esscher.keep.ranked import PIECE, Observed
 from esscher.keep.rule import Ranked, Rule
 
 Place = tuple[int, int]  # layer and key-value head
 Scores = dict[int, Float[Tensor, "kv_heads keys"]]  # by layer; -inf: the cache does not hold it
 
 INSTRUCTION = "\n\nRepeat the previous context exactly.\n\n"
-CHUNK = 1024  # tokens of a replay that go through the model at once
-LEAST_CHUNK = 8
-PIECE = 128  # tokens of each piece where only a share of the prompt is replayed
+LEAST_PIECE = 8
 GRADIENT_TOKENS = 256  # last tokens of a prompt that the Fisher metric comes from
 GRADIENT_DRAWS = 2
-REFERENCE = 64  # queries of each kind by which a loss is predicted before anything is decoded
+REFERENCE = 64  # last queries by which a loss is predicted before anything is decoded
+REPLAYED = 256  # replayed ones, of so many pieces spread over the prompt; for refits too
+REFERRED = 16
 
 
 @dataclass(frozen=True)
@@ -103,8 +106,10 @@ class Prompt:
             for part in rule.parts
             if isinstance(part, Observed) and part.queries != "last"
         ]
-        if wanted or metric:
-            self._replay({part.text(): part for part in wanted})
+        sizes = sorted({part.piece for part in wanted} or {PIECE} if wanted or metric else ())
+        for size in sizes:
+            own = {part.text(): part for part in wanted if part.piece == size}
+            self._replay(size, own, refer=size == sizes[0])
 
     @property
     def keys(self) -> int:
@@ -166,34 +171,33 @@ class Prompt:
 
     # ---- replay
 
-    def _chunks(self, needed: bool) -> Iterator[Tensor]:
-        """Token ids of the replay, (1, m): the instruction, then a piece of the prompt. Pieces are
-        as long as the model's positions allow.
+    def _pieces(self, size: int, needed: bool) -> list[Tensor]:
+        """Token ids, (1, m), of the pieces of a replay: the instruction, then ``size`` tokens of
+        the prompt, or as many as the model's positions allow.
         """
         asked = _instruction(self.tokenizer)
         most = positions(self.model)
-        room = CHUNK if most is None else min(CHUNK, most - self.keys)
-        if room < len(asked) + LEAST_CHUNK:
+        room = len(asked) + size if most is None else min(len(asked) + size, most - self.keys)
+        if room < len(asked) + LEAST_PIECE:
             asked = []
-        if room < LEAST_CHUNK and not needed:
-            return
-        if room < LEAST_CHUNK:
+        if room < LEAST_PIECE and not needed:
+            return []
+        if room < LEAST_PIECE:
             raise ValueError(
                 f"inputs: a replay needs room behind the prompt of {self.keys} tokens, and"
                 f" {type(self.model).__name__} takes {most} positions; use a shorter prompt, or a"
                 " rule without a replay, such as snapkv or restkv"
             )
         lead = torch.tensor(asked, dtype=self.ids.dtype, device=self.ids.device)
-        size, every = room - len(asked), round(1 / self.settings.replay)
-        if every > 1:
-            size = min(size, PIECE)
-        for chunk in torch.split(self.ids[0], size)[::every]:
-            yield torch.cat([lead, chunk])[None]
-            if not needed:  # for reference queries one piece is enough
-                return
+        pieces = torch.split(self.ids[0], room - len(asked))[:: round(1 / self.settings.replay)]
+        if not needed:  # for reference queries alone
+            pieces = pieces[:: math.ceil(len(pieces) / 4)]
+        return [torch.cat([lead, piece])[None] for piece in pieces]
 
-    def _replay(self, parts: Mapping[str, Observed]) -> None:
-        count = 0
+    def _replay(self, size: int, parts: Mapping[str, Observed], *, refer: bool) -> None:
+        """Score keys by replayed pieces of this size; ``refer``: keep some of the queries."""
+        pieces, count = self._pieces(size, bool(parts)), 0
+        every = math.ceil(max(1, len(pieces)) / REFERRED)
         totals: dict[tuple[str, Place], Tensor] = {}
         columns = torch.arange(self.keys, device=self.ids.device)
         need = {name for part in parts.values() for name in part.needs}
@@ -216,8 +220,8 @@ class Prompt:
                     if ("slope" in part.needs) == (slope is not None):
                         place = text, (call.layer, kv)
                         totals[place] = part.add(totals.get(place), context)
-            if slope is None:
-                many = max(8, REFERENCE * CHUNK // max(CHUNK, self.keys))  # of each piece
+            if refers and slope is None:
+                many = min(len(rows), math.ceil(REPLAYED * every / len(pieces)))
                 some = torch.linspace(0, len(rows) - 1, many, device=rows.device).round().long()
                 own_keys, own_values = (
                     x[:, :, self.keys :].clone() for x in (call.key, call.value)
@@ -230,7 +234,8 @@ class Prompt:
             see(call, out)
             return out
 
-        for ids in self._chunks(bool(parts)):
+        for number, ids in enumerate(pieces):
+            refers = refer and number % every == 0
             with torch.no_grad():
                 self.held.decode(
                     ids, lambda call: None, logits=False, after=after, hidden="norm" in need

@@ -12,7 +12,7 @@ of queries alike. Attention matching (arXiv 2602.16284) fits values by least squ
 keeps them where few queries look. Fitted to one kind of queries alone, values get worse at others.
 
 The predicted loss is by queries that values were not fitted to: values fitted to every second query
-are judged at the others, T - W D with blocks of the same W W'.
+are judged at the others.
 """
 
 from __future__ import annotations
@@ -116,16 +116,24 @@ def _fitted(
     pairs = list(zip(factors, rows, strict=True))
     w = torch.cat([(f * part.weights).flatten(0, 1) for f, part in pairs])
     t = torch.cat([(f * part.missing).flatten(0, 1) for f, part in pairs])
-    gram = w @ w.T
-    shift = ridge * gram.diagonal().mean() * torch.eye(len(gram)).to(gram)
+    shift = ridge * float(w.square().sum(1).mean())
     odd = torch.cat([torch.arange(x.weights.shape[1]).repeat(heads) % 2 == 1 for x in rows])
     out_of_sample = torch.empty_like(t)
     for fit in (odd.to(t.device), ~odd.to(t.device)):
-        solved = torch.linalg.solve((gram + shift)[fit][:, fit], t[fit])
-        out_of_sample[~fit] = t[~fit] - gram[~fit][:, fit] @ solved
+        out_of_sample[~fit] = t[~fit] - w[~fit] @ _ridge(w[fit], t[fit], shift)
     ends = [x.weights.shape[1] * heads for x in rows]
     for f, part, error in zip(factors, rows, torch.split(out_of_sample, ends), strict=True):
         error = error.view(heads, -1, t.shape[1]) / f
         losses[part.kind] += float((error @ metric * error).sum()) * part.share / 2
-    moved: Tensor = w.T @ torch.linalg.solve(gram + shift, t)
-    return moved
+    return _ridge(w, t, shift)
+
+
+def _ridge(w: Tensor, t: Tensor, shift: float) -> Tensor:
+    """D of least |t - w D|^2 + shift |D|^2, by the smaller of its two systems."""
+    tall = len(w) > w.shape[1]
+    gram = w.T @ w if tall else w @ w.T
+    gram.diagonal().add_(max(shift, torch.finfo(gram.dtype).tiny))
+    factor = torch.linalg.cholesky(gram)
+    if tall:
+        return torch.cholesky_solve(w.T @ t, factor)
+    return w.T @ torch.cholesky_solve(t, factor)

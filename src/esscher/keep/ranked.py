@@ -15,6 +15,8 @@ from torch import Tensor
 from esscher.keep.context import Context
 from esscher.keep.rule import Ranked, blocks
 
+PIECE = 64
+
 
 class TopK(Ranked):
     """The ``size`` keys of largest score, for each query its own: the oracle of sparse
@@ -43,13 +45,14 @@ class Observed(Ranked):
     A score needs one method, ``score``: what a block of queries adds to the score of each key.
     Blocks are summed, or their maximum is taken (``largest``). ``queries``: whose queries a cache
     is scored by, the last ones of the prompt, those of a replay of the prompt, or both (the mean of
-    both scores). ``needs``: fields of the context beside queries, keys and values ("metric",
-    "norm", "slope").
+    both scores). ``piece``: tokens of a replay that go through the model at once. ``needs``: fields
+    of the context beside queries, keys and values ("metric", "norm", "slope").
     """
 
     queries: ClassVar[Literal["last", "replay", "both"]] = "last"
     needs: ClassVar[tuple[str, ...]] = ()
     largest: ClassVar[bool] = False
+    piece: ClassVar[int] = PIECE
     in_nats: ClassVar[bool] = False  # scores of all heads are in one unit
     observes = True
     last: int | None = None  # only the queries at so many last positions; None: all
@@ -198,6 +201,7 @@ class KVzip(Observed):
     name = "kvzip"
     queries = "replay"
     largest = True
+    piece = 2048  # the paper's
 
     def score(self, rows: Context) -> Tensor:
         return softmax_rows(rows)[:, rows.inside].amax(0)
@@ -223,6 +227,7 @@ class KVgrad(KVzip):
 
     name = "kvgrad"
     needs = ("slope",)
+    piece = 512
 
     def score(self, rows: Context) -> Tensor:
         slope = rows.slope if rows.slope is not None else torch.ones_like(rows.q[:, 0])
