@@ -347,8 +347,8 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
             "topk: expected at most 64, the number of keys, got 70; rules: ",
         ),
         (
-            "--pool sequence --n 16 --rules lowrank:svd",
-            "encoder with lowrank or lowrank:projected, or leave it out",
+            "--pool sequence --n 16 --rules lowrank",
+            "use an encoder, or leave it out",
         ),
         ("--rules topk", "rules: they are of a query's own context; use --pool sequence"),
         ("--scale 1,0", "scales: expected finite numbers above 0, got [1.0, 0.0]"),

@@ -106,8 +106,6 @@ def test_the_order_of_n_and_an_n_given_twice_change_nothing() -> None:
             12,
             1,
         )
-    with pytest.raises(ValueError, match=r"n = 4 has two errors, 0\.5 and 0\.4"):
-        tokens_needed(curve_of([4, 4], [0.5, 0.4]), 0.1)
 
 
 def test_errors_of_zero_flat_and_single_points() -> None:

@@ -10,7 +10,7 @@ import torch
 
 import esscher as es
 from esscher.errors import exact
-from esscher.errors.nodes import error_from_nodes
+from esscher.errors.integral import error_from_nodes
 from esscher.measures import line as nodes_along
 
 

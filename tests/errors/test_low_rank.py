@@ -1,6 +1,4 @@
-"""LowRank: against drawn matrices, against numpy's singular values, at full rank; and what is
-refused.
-"""
+"""LowRank: against drawn matrices; and what is refused."""
 
 from __future__ import annotations
 
@@ -43,24 +41,6 @@ def test_random_mixtures_against_drawn_matrices() -> None:
     np.testing.assert_allclose(curve.rms[0] / curve.rms[1], (5 / 2) ** 0.5)
 
 
-def test_the_nearest_weights_of_a_rank() -> None:
-    q, k, v = tensors()
-    context = es.keep.Context.of(q, k, v)
-    left, size, right = np.linalg.svd(context.attention.numpy(), full_matrices=False)
-    ranks = [1, 3, 7]
-    curve = es.exact_pool_curve(q, k, v, ranks, keep=es.keep.LowRank(svd=True))
-    assert curve.queries is not None
-    for j, r in enumerate(ranks):
-        near = (left[:, :r] * size[:r]) @ right[:r] @ v.numpy()
-        expected = np.square(near - context.limit.numpy()).sum(1)
-        np.testing.assert_allclose(curve.queries.mse[:, j], expected, rtol=1e-9, atol=1e-25)
-    assert curve.rms[-1] == 0, "the rank of the weights"
-    assert curve.effective_tokens is None
-    one = es.exact_pool_curve(q, k, v, keep="lowrank:3:svd")
-    assert one.n.tolist() == [3]
-    assert one.rms[0] == curve.rms[1]
-
-
 def test_projected_keys_against_other_draws() -> None:
     """400 projections of another generator: 4.5 standard errors of the difference, 7e-6."""
     q, k, v = tensors()
@@ -89,14 +69,9 @@ def test_projected_keys_against_other_draws() -> None:
             "expected ranks of at most 30, the number of keys, got 31",
         ),
         ({"keep": "lowrank:31"}, "expected ranks of at most 30, the number of keys, got 31"),
-        (
-            {"keep": "lowrank:8:svd"},
-            "at most 7, the smaller of the numbers of queries and keys, got 8",
-        ),
         ({"keep": "lowrank"}, "lowrank expects n, the ranks"),
         ({"keep": "lowrank:3", "n": 3}, "lowrank:3 expects no n"),
         ({"keep": "lowrank:0"}, "lowrank: expected a whole number of at least 1, got 0"),
-        ({"keep": "lowrank:3:svd:projected"}, "expected svd or projected, got both"),
         ({"keep": "lowrank:3+sinks:2"}, "joins no other part"),
         (
             {"keep": "lowrank", "n": 3, "positions": [KEYS - 2] * 7},
@@ -112,5 +87,5 @@ def test_refusals(given: dict[str, object], message: str) -> None:
 def test_it_is_no_keep_rule() -> None:
     with pytest.raises(ValueError, match="lowrank is for exact_pool_curve"):
         es.attend(*tensors(), keep="lowrank:3")
-    assert es.keep.parse("lowrank:svd") == es.keep.LowRank(svd=True)
+    assert es.keep.parse("lowrank:projected") == es.keep.LowRank(projected=True)
     assert str(es.keep.LowRank(5, projected=True)) == "lowrank:5:projected"

@@ -13,7 +13,7 @@ import torch
 
 from esscher.errors import pool_curve as pool_error
 from esscher.errors.curve import ErrorCurve
-from esscher.errors.nodes import error_from_nodes
+from esscher.errors.integral import error_from_nodes
 from esscher.errors.pool_curve import exact_pool_curve
 
 MOST = 2**53

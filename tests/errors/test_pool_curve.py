@@ -14,7 +14,7 @@ from torch import Tensor
 
 from esscher.errors import grid as deposit
 from esscher.errors import pool_curve as pool_error
-from esscher.errors.nodes import error_from_nodes
+from esscher.errors.integral import error_from_nodes
 from esscher.errors.pool_curve import exact_pool_curve
 from esscher.errors.scatter import scatter_tensors
 from tests.attention.reference import softmax_attention

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.errors.nodes import error_from_nodes
+from esscher.errors.integral import error_from_nodes
 from esscher.probe.curves import AllKeys
 from esscher.probe.spec import ProbeSpec
 from esscher.probe.statistics.weights import GAPS, Gaps

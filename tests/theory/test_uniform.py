@@ -13,7 +13,7 @@ import torch
 
 import esscher as es
 from esscher.errors.exact import delta_trace
-from esscher.errors.montecarlo.metrics import uniform_error
+from esscher.errors.montecarlo.converge import uniform_error
 from esscher.theory.sharp import chaining_constant, dudley_sum, gaussian_uniform_constant
 
 

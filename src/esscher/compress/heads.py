@@ -19,7 +19,7 @@ from esscher.compress.choose import UNIFORM, inclusion
 from esscher.compress.metrics import Divergence
 from esscher.compress.text import Cell, Text
 from esscher.errors.doubling import inclusion_error
-from esscher.errors.nodes import pair_error
+from esscher.errors.integral import pair_error
 from esscher.hf.call import AttentionCall
 from esscher.hf.gradients import DRAWS, drawn_gradients
 from esscher.hf.interventions import Kept

@@ -37,7 +37,6 @@ class QueryErrors:
     # (m,) queries of one cluster are alike: a rate's interval resamples clusters
     clusters: npt.NDArray[np.int64] | None = None
     accuracy: float = 0.0  # relative error of sqrt(mse), rounding of the inputs apart
-    interpolation: float = 0.0  # relative error of the mse that comes from a score grid
     nats: Floats | None = None  # 1/2 E e'F e, F the Fisher metric of the query's head, (m, len n)
 
     @property
@@ -156,34 +155,28 @@ class ErrorCurve:
         *,
         kind: str,
         origin: str,
-        weights: Floats | None = None,
         kept: Floats | None = None,
     ) -> ErrorCurve:
-        """The curve over all queries, alike or weighted, from each query's exact errors."""
-        count = len(queries.mse)
-        share = np.full(count, 1.0 / count) if weights is None else weights
-
-        def mean(x: Floats) -> Floats:
-            return np.asarray(x.mean(axis=0) if weights is None else share @ x)
-
-        mse = mean(queries.mse)
+        """The curve over all queries alike, from each query's exact errors."""
+        mse = queries.mse.mean(axis=0)
         if not np.isfinite(mse).all():
             raise ValueError(
                 "values: their squared errors leave the floating range; scale the values down"
             )
         # an error of exactly 0 has no slope, and no key kept no weight
         with np.errstate(divide="ignore", invalid="ignore"):
-            slope = None if queries.dmse_dlogn is None else 0.5 * mean(queries.dmse_dlogn) / mse
-            effective = 1.0 / (share @ queries.sum_p2)
-        delta = float(share[share > 0] @ queries.delta[share > 0])
+            dmse = queries.dmse_dlogn
+            slope = None if dmse is None else 0.5 * dmse.mean(axis=0) / mse
+            effective = 1.0 / queries.sum_p2.mean(axis=0)
+        delta = float(queries.delta.mean())
         largest = float(np.abs(queries.limit).max()) or 1.0
         return cls(
             n=n,
             rms=np.sqrt(mse),
             kind=kind,
             # by the largest entry, so that no square leaves the floating range
-            scale=largest * float(np.sqrt(share @ ((queries.limit / largest) ** 2).sum(axis=1))),
-            q95=np.sqrt(np.quantile(queries.mse, 0.95, axis=0)) if weights is None else None,
+            scale=largest * float(np.sqrt(((queries.limit / largest) ** 2).sum(axis=1).mean())),
+            q95=np.sqrt(np.quantile(queries.mse, 0.95, axis=0)),
             slope=slope,
             effective_tokens=effective,
             delta=None if np.isnan(delta) else delta,
@@ -230,8 +223,8 @@ class ErrorCurve:
             return np.asarray(np.where(self.rms == 0, 0.0, self.rms / np.float64(self.scale)))
 
     def ascending(self) -> ErrorCurve:
-        """n, rms, stderr and slope by increasing n, each n once; ValueError where the errors are no
-        curve.
+        """By increasing n, each n once, without samples and queries; ValueError where errors are no
+        numbers of at least 0.
         """
         if self.n.size == 0:
             raise ValueError("curve: expected at least one n, got none")
@@ -241,30 +234,13 @@ class ErrorCurve:
                 f"curve: expected finite errors of at least 0, got {self.rms[bad][0]} at n ="
                 f" {self.n[bad][0]}; leave that n out or compute the error anew"
             )
-        order = np.argsort(self.n, kind="stable")
-        n, rms = self.n[order], self.rms[order]
-        again = np.flatnonzero(np.diff(n) == 0)
-        apart = again[~np.isclose(rms[again], rms[again + 1], rtol=1e-9, atol=0)]
-        if apart.size:
-            i = int(apart[0])
-            raise ValueError(
-                f"curve: n = {n[i]} has two errors, {rms[i]:g} and {rms[i + 1]:g}; put all repeats"
-                " at one n into one point"
-            )
-        once = np.delete(order, again + 1)
-        return ErrorCurve(
-            n=self.n[once],
-            rms=self.rms[once],
-            kind=self.kind,
-            metric=self.metric,
-            scale=self.scale,
-            stderr=self.stderr[once],
-            query_stderr=self.query_stderr[once],
-            slope=None if self.slope is None else self.slope[once],
-            delta=self.delta,
-            accuracy=self.accuracy,
-            origin=self.origin,
-        )
+        once = np.unique(self.n, return_index=True)[1]
+        along: dict[str, Any] = {
+            name: x[once]
+            for name, x in vars(self).items()
+            if isinstance(x, np.ndarray) and x.shape == self.n.shape
+        }
+        return replace(self, **along, samples=None, queries=None)
 
     def to_frame(self) -> pd.DataFrame:
         """Tidy table: metric kind n rms relative stderr q95."""

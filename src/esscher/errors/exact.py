@@ -16,12 +16,11 @@ from torch import Tensor
 
 from esscher.attention.head import Head, check_pair
 from esscher.attention.limit import limit, second_tilt
-from esscher.errors.curve import ErrorCurve, QueryErrors, concatenate
-from esscher.errors.gaussian import gaussian_error_slopes
-from esscher.errors.keep_law import LawRule
-from esscher.errors.nodes import error_from_nodes, line_nodes
+from esscher.errors.curve import ErrorCurve, QueryErrors, concatenate, rms_stderr
+from esscher.errors.gaussian import gaussian_error_slopes, gaussian_queries_curve
+from esscher.errors.integral import error_from_nodes, line_nodes
+from esscher.errors.keep_curve import LawRule
 from esscher.errors.pool_curve import exact_pool_curve, pool_stderr
-from esscher.errors.query_laws import drawn, gaussian_queries_curve, integrated
 from esscher.inputs import as_count, as_counts, as_tensor, finite_result
 from esscher.keep.rule import parse
 from esscher.measures.base import Measure
@@ -64,17 +63,17 @@ def exact_curve(
     covariance of its error.
 
     ``queries`` may be a measure. Its law is integrated for Gaussian queries on Gaussian tokens,
-    rotation-invariant queries on rotation-invariant tokens where A is a multiple of an orthogonal
-    matrix, pools, small Rademacher cubes and intervals; of any other law, and where that integral
-    would not be right to 1e-6, ``draws`` queries are drawn with ``seed``, and ``.query_stderr``
-    says what that leaves uncertain.
+    pools and small Rademacher cubes; of any other law, and where that integral would not be right
+    to 1e-6, ``draws`` queries are drawn with ``seed``, and ``.query_stderr`` says what that leaves
+    uncertain.
 
     ``keep``: a rule of ``es.keep`` or its text. The error is then that of the n keys it keeps on
     average of ``context`` independent tokens (one number, or one for each n): exact for "random",
     "topk" and both where tokens have nodes along the tilt, else the mean over contexts drawn from
     the law. ``context`` None: n keys are kept of a context without end ("random", which is the
-    curve above, or "neyman" of Gaussian tokens, of spheres and balls where V^T V is a multiple of
-    the identity, and of pools). Formulas: esscher.errors.keep_law.
+    curve above, or "neyman" of pools, of Gaussian tokens whose values vary alike in all directions,
+    and of spheres and balls where V^T V is a multiple of the identity). Formulas:
+    esscher.errors.keep_curve.
     """
     check_pair(head, measure)
     size = as_count(pool_size, "pool_size")
@@ -83,18 +82,18 @@ def exact_curve(
     kept = None if keep is None else LawRule.of(parse(keep), n, context)
     counts = as_counts(n, "n") if kept is None else kept.n
 
-    def over(head: Head, x: Tensor, weights: Floats | None = None) -> ErrorCurve:
+    def over(x: Tensor) -> ErrorCurve:
         # outside its strip a law has no limit: refuse before any work
         measure.log_laplace(head.tilt(x))
         if kept is None or kept.plain:
-            return _over_rows(head, measure, x, counts, details, size, seed, weights)
+            return _over_rows(head, measure, x, counts, details, size, seed)
         return kept.curve(head, measure, x, details, seed)
 
     if not isinstance(queries, Measure):
         x = as_tensor(queries, "queries", ndim=2, last=head.dim_query).double().to(measure.device)
         if x.shape[0] == 0:
             raise ValueError("queries: expected at least one row, got none")
-        return over(head, x)
+        return over(x)
     if details:
         raise ValueError(
             "details: expected queries as rows, got a law of queries; draw rows with"
@@ -105,16 +104,20 @@ def exact_curve(
             f"queries: expected a law of dimension {head.dim_query}, the head's queries, got"
             f" {queries.dim}"
         )
-    known = None
     if kept is None or kept.plain:
         if measure.is_gaussian and queries.is_gaussian:
             known = gaussian_queries_curve(head, measure, queries, counts)
-        else:
-            known = integrated(over, head, measure, queries)
-    if known is not None:
-        return known
+            if known is not None:
+                return known
+        pool = queries.as_pool()
+        if pool is not None:
+            curve = over(pool.tokens.double().to(measure.device))
+            return replace(curve, origin=f"{curve.origin}; the law of queries integrated")
     x = queries.sample(as_count(draws, "draws"), torch.Generator().manual_seed(seed))
-    return drawn(over(head, x.double().to(measure.device)), seed)
+    curve = over(x.double().to(measure.device))
+    assert curve.queries is not None
+    origin = f"{curve.origin}; mean over {len(x)} queries drawn from their law (seed {seed})"
+    return replace(curve, query_stderr=rms_stderr(curve.queries.mse), origin=origin)
 
 
 def _over_rows(
@@ -125,7 +128,6 @@ def _over_rows(
     details: bool,
     pool_size: int,
     seed: int,
-    weights: Floats | None,
 ) -> ErrorCurve:
     """``pool_size`` and ``seed``: of the pool that stands for a law without nodes along a tilt."""
     pool, rotational, law = measure.as_pool(), measure.as_rotational(), type(measure).__name__
@@ -155,7 +157,7 @@ def _over_rows(
             delta=delta_trace(head, measure, x).cpu().numpy(),
         )
         origin = f"exact, {law} tokens: quadrature along each query's tilt"
-    return ErrorCurve.from_queries(counts, errors, kind="exact", origin=origin, weights=weights)
+    return ErrorCurve.from_queries(counts, errors, kind="exact", origin=origin)
 
 
 def _two_directions(

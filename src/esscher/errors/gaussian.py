@@ -1,21 +1,29 @@
 """Exact error of softmax attention on n Gaussian tokens: two functions of n and of the score's
-standard deviation s.
+standard deviation s; and its mean over Gaussian queries.
 """
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+import math
 from math import ceil, erfc, exp, expm1, floor, log, log1p, pi, sqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
+import numpy.typing as npt
 import torch
+from numpy.polynomial import chebyshev
 from torch import Tensor
 
-from esscher.errors.integral import Floats
+from esscher.attention.head import Head
+from esscher.errors.curve import ErrorCurve
+from esscher.errors.scatter import in_threads
 from esscher.inputs import as_counts, as_tensor
+from esscher.measures.base import Measure
+from esscher.measures.matrices import is_diagonal, product
+
+Floats = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
 
 # Without the interpreter's lock the caller can run parts in plain threads: unlike numba's own
 # (parallel=True) they survive a fork and calls from several threads at once. Sums may be reordered:
@@ -201,11 +209,8 @@ def integrate_pairs(ns: Floats, ss: Floats, out: Floats) -> None:
 S_MAX = 100.0  # largest score standard deviation taken
 
 
-@dataclass(frozen=True)
-class GaussianError:
-    """f1 and f2 of ``gaussian_error`` and their slopes in log n, n read as a real number; all of
-    one shape.
-    """
+class GaussianError(NamedTuple):
+    """f1, f2 and their slopes in log n, n read as a real number; all of one shape."""
 
     f1: Floats
     f2: Floats
@@ -250,9 +255,7 @@ def gaussian_error_slopes(n: Any, s: Any) -> GaussianError:
         own = slice(edges[i], edges[i + 1])
         integrate_pairs(flat_n[own], flat_s[own], result[own])
 
-    if order.size:
-        with ThreadPoolExecutor(workers) as pool:
-            list(pool.map(task, range(parts)))
+    in_threads(task, range(parts if order.size else 0))
     columns = np.empty((4, order.size))
     columns[:, order] = result.T
     # rounding must not leave the range of sum_j p_j^2
@@ -271,11 +274,218 @@ def _broadcast(n: Any, s: Any) -> tuple[Floats, Floats]:
             f"s: expected standard deviations of the score from 0 to {S_MAX:g}, got"
             f" {deviations[bad][0]:g}; clamp s or raise the temperature"
         )
-    try:
-        counts, deviations = np.broadcast_arrays(counts, deviations)
-    except ValueError as cause:
-        shapes = f"{counts.shape} and {deviations.shape}"
-        raise ValueError(
-            f"n and s: expected shapes that broadcast, got {shapes}; add an axis, n[:, None]"
-        ) from cause
+    counts, deviations = np.broadcast_arrays(counts, deviations)
     return counts, deviations
+
+
+# ---- Gaussian queries, integrated: no query is drawn. The error at a query depends on s and on a^T
+# G a / s^2, where a = L^T (A x + tilt bias) is the score's vector, s = |a|, L L^T the covariance of
+# the tokens and G = L^T V^T V L.
+
+STANDS, UNSURE = 1e-11, 1e-6  # relative change that ends the halving, and that the last may have
+HALVINGS = 7
+# f1/s^2 and f2 beyond S_MAX: polynomials in 1/s through values from here to S_MAX
+FROZEN, DEGREE = 20.0, 10
+EXTRAPOLATED = 1e-9  # their relative error for n up to 2^53
+
+
+class Scores(NamedTuple):
+    """The law of the score's vector a, Gaussian, in its eigenbasis."""
+
+    variances: Floats  # of each direction, rising
+    means: Floats
+    value: Floats  # columns of V L, (d_out, directions)
+
+    def delta(self) -> float:
+        """E exp(s^2) (tr G + a^T G a), lim n * MSE; infinite where a variance is 1/2 or more."""
+        q, squares = 1.0 - 2.0 * self.variances, (self.value**2).sum(axis=0)
+        if (q <= 0.0).any():
+            return math.inf
+        log_size = float((-0.5 * np.log(q) + self.means**2 / q).sum())
+        step = self.value @ (self.means / q)
+        form = float((squares * (1.0 + self.variances / q)).sum() + step @ step)
+        return math.exp(log_size) * form if log_size < 700.0 else math.inf
+
+
+def gaussian_queries_curve(
+    head: Head, measure: Measure, queries: Measure, n: Counts
+) -> ErrorCurve | None:
+    """The curve over Gaussian queries of any mean and covariance, on Gaussian tokens; None where
+    the integral is not right to ``UNSURE``.
+    """
+    root, A = measure.root, head.A.double()
+    spread = product(product(root.T, A), queries.root)
+    offset = head.tilt(queries.mean.double()) @ root
+    value = product(head.V.double(), root)
+    if is_diagonal(spread):
+        variances = spread.diagonal() ** 2
+    else:
+        variances, basis = torch.linalg.eigh(product(spread, spread.T))
+        variances, offset, value = variances.clamp_min(0.0), offset @ basis, value @ basis
+    order = variances.argsort()
+    lam, b, columns = (x[..., order].cpu().numpy() for x in (variances, offset, value))
+    lam = np.where(lam > 1e-14 * lam.max(), lam, 0.0)
+    law = Scores(lam, np.where(b**2 > 1e-32 * lam, b, 0.0), columns)  # below is rounding
+    parts, accuracy = _integrate(law, n)
+    if not accuracy < UNSURE:  # or NaN
+        return None
+    mse, dmse, sum_p2 = parts
+    with np.errstate(divide="ignore", invalid="ignore"):  # an error of exactly 0 has no slope
+        slope = 0.5 * dmse / mse
+    cov = measure.cov.double()
+    centre = head.values((measure.mean.double() + head.tilt(queries.mean.double()) @ cov)[None])[0]
+    moved = product(product(head.V.double(), cov), product(A, queries.root))
+    return ErrorCurve(
+        n=n,
+        rms=np.sqrt(mse),
+        kind="exact",
+        scale=math.hypot(float(centre.norm()), float(moved.norm())),
+        slope=slope,
+        effective_tokens=1.0 / sum_p2,
+        delta=law.delta(),
+        accuracy=accuracy,
+        origin=(
+            "exact, Gaussian tokens: f1 and f2 of the score's standard deviation; the law of"
+            " queries integrated"
+        ),
+    )
+
+
+def _integrate(law: Scores, n: Counts) -> tuple[Floats, float]:
+    """Mean squared error, its derivative in log n and E sum_j p_j^2 at each n, and their relative
+    accuracy: all steps are halved until the numbers stand.
+    """
+    trace = float((law.value**2).sum())
+    if not law.variances.any():  # every query has the same s
+        s, step = np.sqrt((law.means**2).sum(keepdims=True)), law.value @ law.means
+        return _sums(s, np.ones(1), np.array([step @ step]), trace, n), 1e-12
+    found, accuracy = np.zeros((3, n.size)), math.inf
+    for level in range(HALVINGS + 1):
+        nodes = _nodes(law, level)
+        if nodes is None:
+            break
+        s, one, form = nodes
+        before, found = found, _sums(s, one, form, trace, n)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            change = np.where(before == found, 0.0, np.abs(before / found - 1.0))[[0, 2]]
+        accuracy = max(float(change.max()), abs(float(one.sum()) - 1.0))
+        if accuracy < STANDS:
+            break
+        beyond = float(np.abs(one[s > S_MAX]).sum()) > 1e-12
+        accuracy = max(accuracy, EXTRAPOLATED if beyond else 0.0)
+    return found, max(1e-12, accuracy)
+
+
+def _sums(s: Floats, one: Floats, form: Floats, trace: float, n: Counts) -> Floats:
+    """Sums over nodes s of f1 a^T G a / s^2 + f2 (trace - a^T G a / s^2), of its derivative in
+    log n, and of f2, at each n: sum(one h(s)) = E h(s), sum(form h(s)) = E h(s) a^T G a.
+    """
+    inside = s <= S_MAX
+    f1, f2, df1, df2 = (np.empty((s.size, n.size)) for _ in range(4))
+    known = gaussian_error_slopes(n[None, :], s[inside][:, None])
+    f1[inside], f2[inside], df1[inside], df2[inside] = known
+    if not inside.all():
+        f1[~inside], f2[~inside], df1[~inside], df2[~inside] = _frozen(s[~inside], n)
+    # at s = 0 there is no direction along the tilt
+    along = form / np.where(s > 0, s, math.inf) ** 2
+    across = trace * one - along
+    return np.stack([along @ f1 + across @ f2, along @ df1 + across @ df2, one @ f2])
+
+
+def _frozen(s: Floats, n: Counts) -> tuple[Floats, Floats, Floats, Floats]:
+    """f1, f2 and their derivatives in log n beyond S_MAX, where attention takes the largest of n
+    tokens up to powers of 1/s.
+    """
+    points = chebyshev.chebpts1(DEGREE + 1)
+    low, high = 1.0 / S_MAX, 1.0 / FROZEN
+    nodes = 1.0 / (low + 0.5 * (high - low) * (points + 1.0))
+    at = gaussian_error_slopes(n[None, :], nodes[:, None])
+    x = 2.0 * (1.0 / s - low) / (high - low) - 1.0
+    fits = [
+        (chebyshev.chebfit(points, values / nodes[:, None] ** power, DEGREE), power)
+        for values, power in zip(at, (2, 0, 1, 0), strict=True)
+    ]
+    f1, f2, df1, df2 = (chebyshev.chebval(x, fit).T * s[:, None] ** power for fit, power in fits)
+    return f1, f2, df1, df2
+
+
+# ---- Nodes for the law of s and a^T G a: one direction of the score's vector after the other takes
+# s to sqrt(s^2 + a^2), and its weight is shared out among the nodes nearby by interpolation.
+
+SCALE = 2.0  # nodes are evenly spaced below it and geometric above
+STENCIL = 16
+REACH = 14.0  # deviations to which the rules reach; what is left weighs exp(-98)
+SPACING, RULE_STEP = 0.08, 0.8  # of nodes, and of the rules in deviations, at level 0
+MOST = 3000  # nodes; more are not worth their memory
+
+
+def _nodes(law: Scores, level: int) -> tuple[Floats, Floats, Floats] | None:
+    """s and weights of both signs, ``one`` and ``form``: sum(one h(s)) = E h(s), sum(form h(s)) =
+    E h(s) a^T G a. Each ``level`` halves all steps; None where that would take more than ``MOST``.
+    """
+    delta, step = SPACING / 2**level, RULE_STEP / 2**level
+    mean = float(law.variances.sum() + (law.means**2).sum())  # of s^2
+    far = math.sqrt(mean) + REACH * math.sqrt(float(law.variances.max()))
+    count = math.ceil(math.asinh(far / SCALE) / delta) + STENCIL
+    if count > MOST:
+        return None
+    s, none = SCALE * np.sinh((np.arange(count) + 0.5) * delta), np.zeros(1)
+    fixed = np.where(law.variances == 0.0, law.means, 0.0)
+    own = law.value @ fixed if law.means.any() else np.zeros(0)  # a centred law takes no steps
+    start = np.sqrt((fixed**2).sum(keepdims=True))
+    one = _moved(start, none, np.ones(1), none, delta, count)[0][:, 0]
+    along, form = one[:, None] * own, one * (own @ own)  # along: E V L a so far, at each s
+    last = (0.0, 0.0)
+    for i in np.flatnonzero(law.variances).tolist():
+        moments = float(law.means[i]), math.sqrt(law.variances[i])
+        if moments != last:
+            a, weight = _normal(*moments, step)
+            same, once, twice = _moved(s, a, weight, a, delta, count)
+            last = moments
+        own = law.value[:, i]
+        form = same @ form + (own @ own) * (twice @ one)
+        if along.size:
+            form += 2.0 * (once @ (along @ own))
+            along = same @ along + (once @ one)[:, None] * own
+        one = same @ one
+    return s, one, form
+
+
+def _normal(mean: float, sigma: float, step: float) -> tuple[Floats, Floats]:
+    """Nodes and weights of N(mean, sigma^2): even ones, or where it is broad a = SCALE sinh y."""
+    if sigma <= 0.25 * math.hypot(mean, SCALE):
+        z = step * np.arange(-math.ceil(REACH / step), math.ceil(REACH / step) + 1.0)
+        return mean + sigma * z, step * np.exp(-0.5 * z**2) / math.sqrt(2.0 * math.pi)
+    low, high = (math.asinh((mean + side * REACH * sigma) / SCALE) for side in (-1, 1))
+    y = np.arange(low, high, 0.25 * step)
+    a, slope = SCALE * np.sinh(y), SCALE * np.cosh(y)
+    z = (a - mean) / sigma
+    return a, 0.25 * step / sigma * slope * np.exp(-0.5 * z**2) / math.sqrt(2.0 * math.pi)
+
+
+@numba.njit(cache=True, error_model="numpy")
+def _moved(s: Floats, a: Floats, weight: Floats, x: Floats, delta: float, count: int) -> Floats:
+    """Three matrices that take weights at ``s`` to the nodes: each s to sqrt(s^2 + a^2), a drawn by
+    ``weight``, times 1, x and x^2.
+    """
+    out, signs, share = np.zeros((3, count, s.size)), np.ones(STENCIL), np.empty(STENCIL)
+    for p in range(1, STENCIL):
+        signs[p] = -signs[p - 1] * (STENCIL - p) / p
+    for j in range(s.size):
+        for m in range(a.size):
+            at = math.asinh(math.hypot(s[j], a[m]) / SCALE) / delta - 0.5
+            at = min(at, count - 1.0 - STENCIL // 2)  # beyond is nothing
+            first = math.floor(at) - STENCIL // 2 + 1
+            total = 0.0
+            for p in range(STENCIL):
+                gap = at - (first + p)
+                share[p] = signs[p] / (gap if gap != 0.0 else 1e-200)
+                total += share[p]
+            for p in range(STENCIL):
+                # even in s: below the first node its mirror image
+                i = first + p if first + p >= 0 else -1 - (first + p)
+                w = weight[m] * share[p] / total
+                out[0, i, j] += w
+                out[1, i, j] += w * x[m]
+                out[2, i, j] += w * x[m] * x[m]
+    return out

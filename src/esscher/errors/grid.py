@@ -52,7 +52,6 @@ MAX_CELLS = 4096  # of one query: 512 nats of score range at the spacing 1/8
 FAR = 2.0**40  # scores from here on have no cell numbers, nor digits behind the point in float32
 ALIGN = 8  # every grid ends on a multiple of this, so that 1/32 can be coarsened to 1/4
 COARSEST = 0.25  # beyond it a kernel that grows as exp(u) has no B-spline coefficients
-SUBSET = 8  # queries on which the interpolation error is measured
 ROUNDING = 16 * torch.finfo(torch.float64).eps  # of a sum over keys, relative to absolute terms
 
 
@@ -351,35 +350,41 @@ def finish(
     *,
     of: int | None = None,
     details: bool = False,
-    interpolation: float | None = None,
 ) -> QueryErrors:
-    """The exact errors of the pool of all keys seen, at every n; ``accuracy`` includes the grid's
-    own error.
+    """The exact errors of the pool of all keys seen, at every n; ``accuracy`` includes ten times
+    the error of interpolation on the grid.
 
     "bernoulli" keeps each key with probability f = n / ``of``, by default the mean number of keys:
     where queries have seen different numbers of keys, f is the same for all of them, and n is what
     they keep on average.
-
-    That error is measured on a few queries, those that make most of the mean, by the difference
-    between two spacings, unless ``interpolation`` (of a like state: the result has it) is given;
-    measuring costs as much again as the errors of few queries.
     """
     if not bool((state.keys > 0).all()):
         raise ValueError("finish: a query of the state has seen no key; update it first")
     of = round(float(state.keys.double().mean())) if of is None else of
-    levels = [
-        level_for(state.grid, count / of) if sampling == "bernoulli" else 0 for count in n.tolist()
-    ]
-    result = _integrate(state, n, of, sampling, details, levels)
-    if interpolation is None:
-        share = result.mse / np.maximum(result.mse.sum(axis=0), TINY)
-        rows = np.argsort(-share.max(axis=1), kind="stable")[:SUBSET]
-        few = take(state, torch.as_tensor(rows, device=state.end.device))
-        interpolation = _interpolation(few, result.mse[rows], n, of, sampling, levels)
-    rounding, sizes = (x.sum(1) for x in state.source.rounding)
+    source, grid = state.source, state.grid
+    step, tol = step_for(grid.tol), grid.tol
+    strips = [math.pi / 2] * len(n)
+    if sampling == "replacement":
+        counts = torch.as_tensor(n, dtype=torch.float64, device=state.cells.device)
+        result = replacement_errors(source, counts, step=step, tol=tol, details=details)
+        levels = [0] * len(n)
+    else:
+        strips = [strip_of(count / of) for count in n.tolist()]
+        levels = [level_for(grid, strip) for strip in strips]
+        result = side_by_side(
+            [
+                bernoulli_errors(source.coarser(level), count, of, state.keys, step=step, tol=tol)
+                for count, level in zip(n.tolist(), levels, strict=True)
+            ]
+        )
+    apart = (
+        interpolation_error(grid.points, grid.spacing * 2**level, strip)
+        for level, strip in zip(levels, strips, strict=True)
+        if strip > 0
+    )
+    rounding, sizes = (x.sum(1) for x in source.rounding)
     lost = float(torch.where(rounding > 0, rounding / sizes, 0.0).max())
-    accuracy = result.accuracy + (lost + interpolation) / 2
-    return replace(result, accuracy=accuracy, interpolation=interpolation)
+    return replace(result, accuracy=result.accuracy + (lost + 10 * max(apart, default=0.0)) / 2)
 
 
 def lost(state: Deposit) -> Tensor:
@@ -390,59 +395,20 @@ def lost(state: Deposit) -> Tensor:
     return torch.where(rounding > 0, rounding / sizes, 0.0).amax(0)
 
 
-def _integrate(
-    state: Deposit, n: Counts, of: int, sampling: str, details: bool, levels: list[int]
-) -> QueryErrors:
-    """The integrals, with the spacing doubled ``levels`` times for each n; replacement has one
-    level for all.
-    """
-    source, tol = state.source, state.grid.tol
-    step = step_for(tol)
-    if sampling == "replacement":
-        counts = torch.as_tensor(n, dtype=torch.float64, device=state.cells.device)
-        return replacement_errors(
-            source.coarser(levels[0]), counts, step=step, tol=tol, details=details
-        )
-    return side_by_side(
-        [
-            bernoulli_errors(source.coarser(level), count, of, state.keys, step=step, tol=tol)
-            for count, level in zip(n.tolist(), levels, strict=True)
-        ]
-    )
-
-
-def level_for(grid: Grid, fraction: float) -> int:
-    """How often the spacing may be doubled before the kernels of this fraction suffer."""
+def strip_of(fraction: float) -> float:
+    """Kernels of a kept fraction are analytic within this |Im u|; 0 where every key is kept."""
     odds = math.log(fraction / (1 - fraction)) if fraction < 1 else math.inf
-    strip = math.atan2(math.pi, odds) if odds > 0 else math.pi / 2
+    return math.atan2(math.pi, odds) if odds > 0 else math.pi / 2
+
+
+def level_for(grid: Grid, strip: float) -> int:
+    """How often the spacing may be doubled before kernels analytic within this strip suffer."""
     level, spacing = 0, 2 * grid.spacing
     while spacing <= COARSEST and strip > 0:
         if interpolation_error(grid.points, spacing, strip) > grid.tol / 10:
             break
         level, spacing = level + 1, 2 * spacing
     return level
-
-
-def _interpolation(
-    few: Deposit, mse: Floats, n: Counts, of: int, sampling: str, levels: list[int]
-) -> float:
-    """Relative error of the mean squared error from the grid, by the change at another spacing.
-
-    At twice the spacing the error is in the end 2^points times as large; 2^(points/2 + 1) is taken,
-    as the sharpest kernels are not there yet. A finer spacing, where there is no coarser, shows the
-    error itself. Few keys may lie where two spacings agree by chance, so that the answer is at
-    least four times the error for a kernel without sharp bends.
-    """
-    coarser = [few.grid.spacing * 2 ** (level + 1) <= COARSEST for level in levels]
-    other = [level + 1 if up else level - 1 for level, up in zip(levels, coarser, strict=True)]
-    change = np.abs(_integrate(few, n, of, sampling, False, other).mse - mse).mean(axis=0)
-    change = np.where(coarser, change / 2 ** (few.grid.points // 2 + 1), change)
-    size = mse.mean(axis=0)
-    least = max(
-        interpolation_error(few.grid.points, few.grid.spacing * 2**level, math.pi / 2)
-        for level in levels
-    )
-    return max(float((change / np.where(size > 0, size, 1.0)).max()), 4 * least)
 
 
 def take(state: Deposit, rows: Tensor) -> Deposit:

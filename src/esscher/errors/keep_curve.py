@@ -1,28 +1,62 @@
-"""The exact error of attention on the keys that a rule keeps, for a ladder of sizes. Formulas:
-esscher.errors.integral.
+"""The exact error of attention on the keys that a rule keeps, for a ladder of sizes: of a pool of
+keys, and of tokens of a law. Formulas: esscher.errors.integral.
 
-A rule that leaves nothing to chance: sums over a ranking. Else key by key, each key with its own
-probability (esscher.errors.doubling).
+On a pool, a rule that leaves nothing to chance: sums over a ranking. Else key by key, each key with
+its own probability (esscher.errors.doubling). On a law the error is against the limit of the law:
+
+A context of N tokens: N independent tokens of the law. Where a rule keeps token y with a chance
+p(y) that depends on its score alone ("random", "topk" and both), what it must know, the score above
+which it keeps surely or its share, is set on the law so that N E p(y) = n keys are kept on average.
+A kept token counts w(y) = 1, or 1/p(y) where it is reweighted. A token that is not kept has e = 0
+and is independent of the others, so the formulas for N draws hold as they stand; with eps = w e,
+
+    phi(t) = 1 - E[p (1 - exp(-t eps))],
+    E||Gamma_keep - Gamma||^2 = N int t E[p eps^2 |c|^2 exp(-t eps)] phi^(N-1) dt
+                                + N (N-1) int t |E[p eps c exp(-t eps)]|^2 phi^(N-2) dt.
+
+Any other rule: the mean over contexts drawn from the law, each with its exact error; ``kind`` is
+then "montecarlo". No key kept counts as no error. The context's own error is part of it: at n = N
+every rule is attention on N tokens.
+
+A context without end: N grows at fixed n, given that n keys are kept. They are n independent draws
+from the law of density p / E p, and N is gone from the formula. For ``random`` this is the error at
+n tokens. For ``neyman`` p is proportional to e |c|, so that eps is to 1/|c| and the score counts no
+more: n draws from the tilted law by their size |c|, and
+
+    Gamma_keep - Gamma = sum_j u_j / sum_j |c_j|^-1,     u = c / |c|.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from scipy.optimize import brentq
 from torch import Tensor
 
-from esscher.errors.curve import ErrorCurve, QueryErrors, merged, side_by_side
+from esscher.attention.head import Head
+from esscher.attention.limit import limit
+from esscher.errors.curve import ErrorCurve, QueryErrors, concatenate, merged, side_by_side
 from esscher.errors.doubling import Behind, Keys, doubling_errors
+from esscher.errors.integral import error_from_nodes, error_of_kept, line_nodes
 from esscher.inputs import as_counts, generator_for
 from esscher.keep import LowRank
+from esscher.keep.chance import Neyman, Random
 from esscher.keep.context import Context
+from esscher.keep.ranked import TopK
 from esscher.keep.rule import Chance, Ranked, Rule, ranking, refused
+from esscher.measures.base import Measure
+from esscher.measures.line import Line, graded
+from esscher.measures.matrices import is_multiple_of_identity, product
+
+Floats = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
 
 FEW_PAIRS = 2**12  # queries x keys up to which float32 inputs are summed in float64 too
 SMALL = 1e-8  # of the largest |c|^2: smaller mean squared errors are not left to float32
@@ -205,61 +239,43 @@ def low_rank_curve(context: Context, rule: LowRank, n: Any = None) -> ErrorCurve
     """``n``: ranks, where the rule has none of its own. Every query must see every key, for a
     mixture has no place.
     """
-    ranks = _ranks(context, rule, n)
+    if (n is None) == (rule.rank is None):
+        wanted = "n, the ranks: it has none of its own" if n is None else "no n: its rank is given"
+        raise ValueError(f"n: {rule} expects {wanted}")
+    ranks = as_counts(rule.rank if n is None else n, "n")
+    if ranks.max() > context.keys:
+        raise refused(
+            f"lowrank: expected ranks of at most {context.keys}, the number of keys, got"
+            f" {ranks.max()}"
+        )
     if not bool(context.visible.all()):
         raise ValueError(
             "lowrank: mixtures of keys have no positions; expected queries that see every key,"
             " leave positions out"
         )
-    kept = ranks.astype(np.float64)
+    samples = None
     if rule.projected:
-        scale = float(context.limit.square().sum(1).mean().sqrt())
-        origin = (
-            f"simulated error of {rule}: {REPEATS} Gaussian projections of {context.keys} keys and"
-            " values to n"
-        )
         samples = _projected(context, ranks)
-        curve = ErrorCurve.from_repeats(ranks, samples.mean(1), scale=scale, origin=origin)
-        return replace(curve, kept=kept, queries=_mixed(context, samples.mean(0)))
-    if rule.svd:
-        how = "the nearest weights of rank n"
-        left, size, right = torch.linalg.svd(context.attention, full_matrices=False)
-        mixed = right @ context.v.double()
-        lost = [((left[:, r:] * size[r:]) @ mixed[r:]).square().sum(1) for r in ranks.tolist()]
-        mse = torch.stack(lost, dim=1).cpu().numpy()
+        mse, how = samples.mean(0), f"{REPEATS} Gaussian projections of keys and values to n"
     else:
-        how = "n random mixtures, mean over all Gaussian ones"
         pairs, values = context.attention.square().sum(1), context.v.double().square().sum()
         mse = (pairs * values + context.limit.square().sum(1)).cpu().numpy()[:, None] / ranks
-    origin = f"exact error of {rule}: {how}, of {context.keys} keys"
-    queries = _mixed(context, mse)
-    curve = ErrorCurve.from_queries(ranks, queries, kind="exact", origin=origin, kept=kept)
+        how = "n random mixtures, mean over all Gaussian ones"
+    unknown, limit = np.full_like(mse, np.nan), context.limit.cpu().numpy()
+    queries = QueryErrors(mse, unknown, limit=limit, delta=unknown[:, 0], accuracy=ROUNDING)
+    origin = f"error of {rule}: {how}, of {context.keys} keys"
+    kept = ranks.astype(np.float64)
+    curve = ErrorCurve.from_queries(
+        ranks, queries, kind="exact", origin=f"exact {origin}", kept=kept
+    )
+    if samples is not None:
+        origin = f"simulated {origin}"
+        drawn = ErrorCurve.from_repeats(ranks, samples.mean(1), scale=curve.scale, origin=origin)
+        return replace(drawn, kept=kept, queries=queries)
     return replace(curve, effective_tokens=None)
 
 
-def _mixed(context: Context, mse: npt.NDArray[np.float64]) -> QueryErrors:
-    unknown = np.full_like(mse, np.nan)
-    limit = context.limit.cpu().numpy()
-    return QueryErrors(mse, unknown, limit=limit, delta=unknown[:, 0], accuracy=ROUNDING)
-
-
-def _ranks(context: Context, rule: LowRank, n: Any) -> npt.NDArray[np.int64]:
-    if (n is None) == (rule.rank is None):
-        wanted = (
-            "no n: its rank is given" if n is not None else "n, the ranks: it has none of its own"
-        )
-        raise ValueError(f"n: {rule} expects {wanted}")
-    ranks = as_counts(rule.rank if n is None else n, "n")
-    most = min(context.scores.shape) if rule.svd else context.keys
-    if ranks.max() > most:
-        what = (
-            "the smaller of the numbers of queries and keys" if rule.svd else "the number of keys"
-        )
-        raise refused(f"lowrank: expected ranks of at most {most}, {what}, got {ranks.max()}")
-    return ranks
-
-
-def _projected(context: Context, ranks: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+def _projected(context: Context, ranks: Counts) -> Floats:
     """Squared errors of attention on randomly projected keys and values, (REPEATS, m, len n)."""
     q, both = context.q.double() * context.scale, torch.cat([context.k, context.v], dim=1).double()
     width = context.k.shape[1]
@@ -272,3 +288,295 @@ def _projected(context: Context, ranks: npt.NDArray[np.int64]) -> npt.NDArray[np
             error = torch.softmax(q @ mixed[:, :width].T, 1) @ mixed[:, width:] - context.limit
             samples[i, :, j] = error.square().sum(1).cpu().numpy()
     return samples
+
+
+# ---- Tokens of a law.
+
+CONTEXTS = 64  # drawn from the law for a rule without a formula
+
+
+@dataclass(frozen=True)
+class LawRule:
+    """A rule on a law, the sizes n of its ladder, and at each n the tokens of the context; None:
+    without end.
+    """
+
+    rule: Rule
+    n: Counts
+    context: Counts | None
+
+    @classmethod
+    def of(cls, rule: Rule, n: Any, context: Any) -> LawRule:
+        """The rule with its ladder, checked."""
+        part = rule.parts[0]
+        alone = len(rule.parts) == 1 and not getattr(part, "shared", False)
+        if context is None and not (alone and isinstance(part, Random | Neyman)):
+            raise ValueError(
+                f"context: {rule} chooses keys of a context, expected how many tokens that has; got"
+                " none (without end there are random and neyman)"
+            )
+        if (n is None) != (rule.free is None):
+            wanted = (
+                "no n: every number of the rule is given"
+                if rule.free is None
+                else "n: a part has no number of its own"
+            )
+            raise ValueError(f"n: the rule {rule} expects {wanted}; got {n!r}")
+        tokens = None if context is None else as_counts(context, "context")
+        if n is None and isinstance(part, Neyman) and alone:
+            n = part.size
+        if n is None and tokens is None:
+            raise ValueError(
+                f"n: {rule} keeps keys of a context without end; write it without its number and"
+                " give n"
+            )
+        if tokens is None:
+            return cls(rule, as_counts(n, "n"), None)
+        sizes = np.ones_like(tokens) if n is None else as_counts(n, "n")
+        if tokens.size not in (1, sizes.size):
+            raise ValueError(
+                f"context: expected one number of tokens, or one for each of {sizes.size} n, got"
+                f" {tokens.size}"
+            )
+        tokens = np.broadcast_to(tokens, sizes.shape)
+        if (sizes > tokens).any():
+            worst = int((sizes - tokens).argmax())
+            raise ValueError(
+                f"n: expected at most {tokens[worst]}, the tokens of the context, got"
+                f" {sizes[worst]}"
+            )
+        return cls(rule, sizes, tokens)
+
+    @property
+    def plain(self) -> bool:
+        """Whether it draws n tokens as they come."""
+        return self.context is None and isinstance(self.rule.parts[0], Random)
+
+    def curve(
+        self, head: Head, measure: Measure, x: Tensor, details: bool, seed: int
+    ) -> ErrorCurve:
+        """Over the rows ``x``."""
+        law = f"{type(measure).__name__} tokens: what {self.rule} keeps of a context"
+        if self.context is None:
+            errors, kept = _without_end(head, measure, x, self.n), self.n.astype(np.float64)
+            law += " without end"
+        else:
+            law += " of " + ", ".join(map(str, self.context)) + " tokens"
+            known = _by_score(head, measure, x, self)
+            if known is None:
+                origin = f"{law}, of which {CONTEXTS} are"
+                return _over_contexts(head, measure, x, self, origin, seed)
+            errors, kept = known
+        by_size = self.context is None or self.rule.free
+        return ErrorCurve.from_queries(
+            self.n if by_size else np.maximum(1, np.rint(kept)).astype(np.int64),
+            errors if details else replace(errors, bias=None),
+            kind="exact",
+            origin=f"exact, {law}",
+            kept=kept,
+        )
+
+
+def _tilts(head: Head, measure: Measure, x: Tensor) -> list[tuple[Tensor, Tensor]]:
+    return list(zip(head.tilt(x).double(), limit(head, measure)(x).double(), strict=True))
+
+
+# ---- Keys that are kept by their scores.
+
+
+def _by_score(
+    head: Head, measure: Measure, x: Tensor, law: LawRule
+) -> tuple[QueryErrors, Floats] | None:
+    """The errors, and the keys kept at each n; None for a rule that asks for more than scores, or a
+    law whose largest scores have no nodes.
+    """
+    assert law.context is not None
+    if not all(type(part) in (Random, TopK) for part in law.rule.parts):
+        return None
+    shares = [
+        _shares(law.rule, n if law.rule.free else None, N)
+        for n, N in zip(law.n.tolist(), law.context.tolist(), strict=True)
+    ]
+    reweight = any(isinstance(part, Random) and part.reweight for part in law.rule.parts)
+    rows = []
+    for theta, target in _tilts(head, measure, x):
+        parts = []
+        for (top, rest), N in zip(shares, law.context.tolist(), strict=True):
+            cut = _cut_lines(measure, theta, top)
+            if cut is None:
+                return None
+            lines, edge = cut
+            score, weight, value, extra = line_nodes(head, lines)
+            chance = torch.full_like(score, rest).masked_fill(score > edge, 1.0)
+            used = chance > 0
+            counted = score - chance.log() if reweight else score
+            mass = weight + chance.log()
+            parts.append(
+                error_of_kept(counted[used], mass[used], value[used], extra[used], N, target)
+            )
+        rows.append(side_by_side(parts))
+    found = replace(concatenate(rows), delta=np.full(len(x), np.nan), dmse_dlogn=None)
+    return found, law.context * np.array([top + (1.0 - top) * rest for top, rest in shares])
+
+
+def _shares(rule: Rule, n: int | None, tokens: int) -> tuple[float, float]:
+    """Of the tokens: kept surely, those of largest score; of the others, kept by chance.
+
+    From the numbers of the parts, or from n for the part without one; chance comes on top of the n
+    that topk keeps.
+    """
+    chance = next((part for part in rule.parts if isinstance(part, Random)), None)
+    ranked = next((part for part in rule.parts if isinstance(part, TopK)), None)
+    rest = 0.0 if chance is None else chance.share
+    if ranked is None:
+        return 0.0, n / tokens if rest is None and n is not None else rest or 0.0
+    if ranked.size is None:
+        assert n is not None
+        return n / tokens, rest or 0.0
+    if ranked.size > tokens or (n is not None and n < ranked.size):
+        raise ValueError(
+            f"n: {rule} keeps {ranked.size} keys surely; expected that many at least, got {n} of"
+            f" {tokens} tokens"
+        )
+    if rest is None:
+        assert n is not None
+        rest = (n - ranked.size) / (tokens - ranked.size) if tokens > ranked.size else 0.0
+    return ranked.size / tokens, rest
+
+
+def _cut_lines(measure: Measure, theta: Tensor, top: float) -> tuple[list[Line], float] | None:
+    """Nodes along the tilt, and the score that a share ``top`` of the tokens exceeds; no node lies
+    on both sides of it. None where the law has no such nodes, or many tokens share that score.
+    """
+    whole = measure.along(theta)
+    if whole is None or (0.0 < top < 1.0 and measure.score_tail(theta, 0.0) is None):
+        return None
+    if not 0.0 < top < 1.0:
+        return whole, -np.inf if top == 1.0 else np.inf
+    low, high = (float(edge) for edge in torch.aminmax(torch.cat([line.scores for line in whole])))
+    width = 1.0 + high - low
+
+    def tail(score: float) -> float:
+        return measure.score_tail(theta, score) or 0.0
+
+    edge = brentq(
+        lambda score: tail(score) - top,
+        low - width,
+        high + width,
+        xtol=1e-15 * width,
+        rtol=1e-15,
+        maxiter=1000,
+    )
+    if abs(tail(edge) / top - 1.0) > 1e-6:
+        return None
+    lines = measure.along(theta, edge)
+    assert lines is not None
+    return lines, edge
+
+
+# ---- Any rule: contexts drawn from the law.
+
+
+def _over_contexts(
+    head: Head, measure: Measure, x: Tensor, law: LawRule, origin: str, seed: int
+) -> ErrorCurve:
+    """The mean over drawn contexts of the exact error against the law's limit g: around the limit
+    g' of the context, E|Gamma - g|^2 = E|Gamma - g'|^2 + 2 <bias', g' - g> + |g' - g|^2 P(a key is
+    kept).
+    """
+    assert law.context is not None
+    generator = torch.Generator().manual_seed(seed)
+    target = limit(head, measure)(x).double().cpu().numpy()
+    samples, kept = np.empty((CONTEXTS, law.n.size)), np.zeros(law.n.size)
+    for i in range(CONTEXTS):
+        for j, (n, N) in enumerate(zip(law.n.tolist(), law.context.tolist(), strict=True)):
+            y = measure.sample(N, generator).double()
+            context = Context.of(head.queries(x), head.keys(y), head.values(y), 1.0)
+            size = n if law.rule.free else None
+            found = KeepErrors(context).curve(law.rule, size, details=True)
+            assert found.queries is not None
+            assert found.queries.bias is not None
+            assert found.kept is not None
+            gap = found.queries.limit - target
+            missed = 1 - law.rule.include(context, size).probability
+            some = 1 - missed.prod(1).cpu().numpy()
+            cross = 2 * (found.queries.bias[:, 0] * gap).sum(1)
+            mse = found.queries.mse[:, 0] + cross + (gap**2).sum(1) * some
+            samples[i, j] = max(float(mse.mean()), 0.0)
+            kept[j] += float(found.kept[0]) / CONTEXTS
+    ladder = law.n if law.rule.free else np.maximum(1, np.rint(kept)).astype(np.int64)
+    curve = ErrorCurve.from_repeats(
+        ladder,
+        samples,
+        scale=float(np.sqrt((target**2).sum(1).mean())),
+        origin=f"{origin} drawn (seed {seed})",
+    )
+    return replace(curve, kept=kept)
+
+
+# ---- Neyman's keys of a context without end: draws from the tilted law by their size |c|, c = V y
+# + v0 - Gamma.
+
+REACH = 12.0  # deviations
+HALVINGS = 40  # of the panels towards |c| = 0
+ALIKE = 1e-10  # relative spread of eigenvalues taken for equal
+# under the tilted law: |c| (N,), logarithms of weights (N,), the mean of c given the node (N, d)
+Sizes = tuple[Tensor, Tensor, Tensor]
+
+
+def _without_end(head: Head, measure: Measure, x: Tensor, n: Counts) -> QueryErrors:
+    rows = []
+    for theta, target in _tilts(head, measure, x):
+        sizes = tilted_sizes(head, measure, theta, target)
+        used = sizes[0] > 0
+        size, weight, centre = (part[used] for part in sizes)
+        extra = (size.square() - centre.square().sum(1)).clamp_min(0.0)
+        if size.numel() == 0:  # every value is the limit
+            size, weight, centre = size.new_ones(1), size.new_zeros(1), sizes[2][:1]
+            extra = torch.zeros_like(size)
+        found = error_from_nodes(
+            -size.log()[None], weight + size.log(), centre, extra, n, details=True
+        )
+        rows.append(replace(found, limit=target.cpu().numpy()[None]))
+    return concatenate(rows)
+
+
+def tilted_sizes(head: Head, measure: Measure, theta: Tensor, limit: Tensor) -> Sizes:
+    """At one tilt (d,), of laws and heads that leave |c| one-dimensional."""
+    if measure.is_gaussian:
+        sizes = _of_gaussian(head, measure, limit)
+        if sizes is not None:
+            return sizes
+    gram = product(head.V.double().T, head.V.double())
+    if measure.as_rotational() is not None:
+        known = is_multiple_of_identity(gram, ALIKE)  # then |V y| is a multiple of |y|
+    else:
+        known = measure.as_pool() is not None
+    lines = measure.along(theta) if known else None
+    if lines is None:
+        raise ValueError(
+            f"context: neyman without end is not known for {type(measure).__name__} tokens and this"
+            " V; expected how many tokens the context has"
+        )
+    score, weight, value, extra = line_nodes(head, lines)
+    centre = value - limit
+    size = (centre.square().sum(1) + extra).sqrt()
+    return size, torch.log_softmax(score + weight, 0), centre
+
+
+def _of_gaussian(head: Head, measure: Measure, limit: Tensor) -> Sizes | None:
+    """c ~ N(0, V Sigma V^T) under every tilt: given its size, its mean is 0. None where values vary
+    more in one direction than in another.
+    """
+    spread = product(head.V.double(), measure.root)
+    values = torch.linalg.eigvalsh(product(spread, spread.T)).cpu().numpy()
+    values = values[values > ALIKE * values.max()]
+    if values.size == 0:
+        return limit.new_zeros(1), limit.new_zeros(1), torch.zeros_like(limit)[None]
+    if np.ptp(values) > ALIKE * values.max():
+        return None
+    bell, unit = math.sqrt(float(values.sum())), math.sqrt(float(values.max()))
+    rho, lengths = graded(max(0.0, bell - REACH * unit), bell + REACH * unit, unit, HALVINGS)
+    log_density = (values.size - 1) * rho.log() - (rho / unit) ** 2 / 2
+    weights = torch.log_softmax(lengths.log() + log_density, 0)
+    return rho.to(limit), weights.to(limit), limit.new_zeros(len(rho), len(limit))

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from esscher.errors import grid as deposit
 from esscher.errors.curve import ErrorCurve, QueryErrors, check_sampling, concatenate, merged
+from esscher.errors.integral import error_from_nodes
 from esscher.errors.keep_curve import KeepErrors, low_rank_curve
-from esscher.errors.nodes import error_from_nodes
 from esscher.inputs import as_attention, as_counts
 from esscher.keep import Context, LowRank, parse
 

@@ -102,13 +102,6 @@ class ConfidenceRegion:
         longest: Tensor = torch.linalg.eigvalsh(self.shape)[:, -1].clamp_min(0.0).sqrt()
         return longest
 
-    @property
-    def half_widths(self) -> Float64[Tensor, "m d_v"]:
-        """Half-widths of the box around each region: simultaneous intervals for all output
-        coordinates.
-        """
-        return self.shape.diagonal(dim1=-2, dim2=-1).sqrt()
-
     def contains(self, points: Any) -> Bool[Tensor, " m"]:
         """Whether each query's point lies in its region.
 

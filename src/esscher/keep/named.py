@@ -74,21 +74,13 @@ RULES = (BigBird, H2O, Longformer, RestKV, SnapKV, StreamingLLM, TOVA, VAttentio
 
 @dataclass(frozen=True)
 class LowRank(Part):
-    """``rank`` mixtures, at random, or with ``svd`` those of the nearest matrix, or with
-    ``projected`` below the softmax.
-    """
+    """``rank`` random mixtures of the weights, or with ``projected`` of keys and values."""
 
     name: ClassVar[str] = "lowrank"
     alone: ClassVar[bool] = True
     per_query = True  # a mixture is made of all keys: none is dropped
     rank: int | None = None
-    svd: bool = False
     projected: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.svd and self.projected:
-            raise refused("lowrank: expected svd or projected, got both")
 
     def check_numbers(self, context: Context) -> None:
         raise refused(

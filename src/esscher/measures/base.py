@@ -43,7 +43,6 @@ class Measure(ABC):
 
     is_gaussian: ClassVar[bool] = False  # the law is N(mean, cov)
     is_entire: ClassVar[bool] = False  # K is finite everywhere: no tilt need be looked at
-    is_even: bool = False  # y and -y have the same law
 
     def __init__(
         self, dim: Any, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu"

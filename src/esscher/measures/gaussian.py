@@ -37,7 +37,6 @@ class Gaussian(Measure):
         if mean is not None:
             mean = in_range(as_tensor(mean, "mean", ndim=1, last=self.dim), "mean")
             self._mean = mean.to(self._cov)
-        self.is_even = not bool(self._mean.any())
 
     def __repr__(self) -> str:
         shifted = f", |mean|={float(self._mean.norm()):.4g}" if bool(self._mean.any()) else ""

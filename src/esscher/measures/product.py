@@ -28,7 +28,6 @@ CORNERS = 12  # up to this dimension the law of signs is a pool of its corners
 class Product(Measure):
     """d independent copies of one symmetric law on the line: K(theta) = sum_i k(theta_i)."""
 
-    is_even = True
     _edge: float | None = None  # largest |y_i|, of a bounded law
 
     def __init__(self, dim: Any, scale: Any = 1.0, **place: Any) -> None:

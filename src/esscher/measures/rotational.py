@@ -33,7 +33,6 @@ class Rotational(Measure):
     """
 
     is_entire: ClassVar[bool] = True
-    is_even = True
     filled: ClassVar[bool]  # uniform in the ball, not on the sphere
 
     def __init__(self, dim: Any, radius: Any = 1.0, **place: Any) -> None:
@@ -44,10 +43,6 @@ class Rotational(Measure):
     def order(self) -> float:
         """Bessel order v."""
         return self.dim / 2 + self.filled
-
-    def quantile(self, chance: float) -> float:
-        """The length |y| whose distribution function is ``chance``."""
-        return float(self.radius * (chance ** (1.0 / self.dim) if self.filled else 1.0))
 
     def lengths(self, count: int) -> tuple[Floats, Floats]:
         """Nodes of |y| and their weights, which sum to one: exact for polynomials of degree 2 count

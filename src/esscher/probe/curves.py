@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +20,8 @@ from esscher.errors import grid as deposit
 from esscher.errors.budget import tokens_needed
 from esscher.errors.curve import ErrorCurve, QueryErrors, concatenate, side_by_side
 from esscher.errors.grid import Deposit, Grid
+from esscher.errors.integral import error_from_nodes
 from esscher.errors.keep_curve import KeepErrors
-from esscher.errors.nodes import error_from_nodes
 from esscher.errors.pool_curve import exact_pool_curve
 from esscher.errors.rate import fit_rate
 from esscher.hf.call import score
@@ -198,21 +197,14 @@ def error_numbers(
     n: Indices,
     sampling: str,
     of: int,
-    notes: dict[str, Any],
-    interpolation: float | None = None,
 ) -> dict[str, Tensor]:
     """Exact errors of each query at every n: n keys drawn with replacement, or keys kept with
     probability n / of.
-
-    The error of the score grids is measured on the first head of a layer, and noted for the others,
-    unless it is given.
     """
     if isinstance(state, AllKeys):
         found = state.errors(n, sampling, of)
     else:
-        known = notes.get(sampling) if interpolation is None else interpolation
-        found = deposit.finish(state, n, sampling, of=of, interpolation=known)
-        notes.setdefault(sampling, found.interpolation)
+        found = deposit.finish(state, n, sampling, of=of)
     names = ("mse", "sum_p2", "dmse_dlogn", "limit", "delta")
     numbers = {
         name: torch.from_numpy(np.array(getattr(found, name), dtype=np.float64)) for name in names

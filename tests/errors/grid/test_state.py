@@ -22,7 +22,7 @@ from torch import Tensor
 from esscher.errors import grid as deposit
 from esscher.errors import scatter
 from esscher.errors.grid import Deposit, Grid, choose_grid, finish, init, merge, update
-from esscher.errors.nodes import error_from_nodes
+from esscher.errors.integral import error_from_nodes
 from esscher.errors.scatter import (
     coarsen,
     exponential_gain,

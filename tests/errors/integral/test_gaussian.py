@@ -266,5 +266,5 @@ def test_bad_s(s: object) -> None:
 
 
 def test_bad_shapes() -> None:
-    with pytest.raises(ValueError, match=r"\(3,\) and \(5,\)"):
+    with pytest.raises(ValueError, match=r"shape \(3,\) and arg 1 with shape \(5,\)"):
         gaussian_error([1, 2, 3], [0.1] * 5)

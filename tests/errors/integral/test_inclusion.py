@@ -15,7 +15,7 @@ from torch import Tensor
 
 import esscher.keep as keep
 from esscher.errors.doubling import inclusion_error
-from esscher.errors.nodes import error_from_nodes
+from esscher.errors.integral import error_from_nodes
 from tests.keep.table import RULES, Given
 from tests.keep.test_rules import KEYS, PLACES, context
 

@@ -12,9 +12,15 @@ import pytest
 import torch
 from scipy.special import gammaincc
 
-from esscher.errors import nodes as functionals
-from esscher.errors.integral import aliasing, bernoulli_errors, replacement_errors, step_for
-from esscher.errors.nodes import KeySource, error_from_nodes
+from esscher.errors import integral as functionals
+from esscher.errors.integral import (
+    KeySource,
+    aliasing,
+    bernoulli_errors,
+    error_from_nodes,
+    replacement_errors,
+    step_for,
+)
 from tests.errors.pools import by_sequences, by_subsets, softmax
 
 

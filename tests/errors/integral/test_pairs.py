@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from esscher.errors.doubling import inclusion_error
-from esscher.errors.nodes import pair_error
+from esscher.errors.integral import pair_error
 
 N, WIDTH = 7, 3
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from esscher.errors.nodes import error_from_nodes
+from esscher.errors.integral import error_from_nodes
 from tests.errors.pools import softmax
 
 Floats = npt.NDArray[np.float64]

@@ -310,8 +310,8 @@ BAD = [
         {"measure": es.Laplace(2, 1.0)},
         "metrics: .*missing: theta: E exp<theta, y> is infinite .*Laplace has no limit there",
     ),
-    ({"head": WIDE}, "metrics: mean is of self-attention"),
-    ({"head": WIDE, "metrics": "l2"}, "queries: expected rows of length 3 for l2, got None"),
+    ({"head": WIDE}, "metrics: expected none of self-attention's"),
+    ({"head": WIDE, "metrics": "l2"}, "queries: expected rows of length 3, got None"),
     ({"head": WIDE, "metrics": "uniform"}, "radius: expected a number above 0, got None"),
     (
         {"head": WIDE, "metrics": "l2", "queries": randn(2, 3), "query_inside": True},

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.errors.montecarlo.converge import Plan
-from esscher.errors.montecarlo.metrics import (
+from esscher.errors.montecarlo.converge import (
+    Plan,
     error_and_gradient,
     uniform_error,
 )

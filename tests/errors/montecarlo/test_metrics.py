@@ -14,13 +14,13 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.errors.montecarlo.metrics import METRICS, register
+from esscher.errors.montecarlo.converge import METRICS, register
 from tests.cli.commands import run
 
 OUTSIDE = '''
 from esscher.attention.finite import attend
 from esscher.attention.limit import limit
-from esscher.errors.montecarlo.metrics import Metric, register
+from esscher.errors.montecarlo.converge import Metric, register
 
 
 class Worst(Metric):

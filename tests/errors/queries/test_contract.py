@@ -65,23 +65,6 @@ def test_gaussian_queries(seed: int) -> None:
     compare(head, law, es.Gaussian(covariance(seed + 50, width, seed % 9), mean), seed)
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_rotation_invariant_queries(seed: int) -> None:
-    noise, dim = numbers(seed), 2 + seed % 3
-    tokens, asked = (es.Sphere, es.Ball), (es.Ball, es.Sphere)
-    turn = torch.linalg.qr(noise(dim, dim)).Q
-    head = es.Head((0.5 + seed) * turn, noise(2, dim))
-    compare(head, tokens[seed % 2](dim, 1.5), asked[seed // 2 % 2](dim, 0.8), seed)
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_intervals(seed: int) -> None:
-    """Uniform queries on a line, steep heads too."""
-    law = [es.Gaussian([[1.3]]), es.Sphere(1, 1.0), es.Ball(1, 2.0)][seed % 3]
-    head = es.Head([[[0.7, 12.0][seed // 3]]], [[1.4]])
-    compare(head, law, es.Ball(1, 0.9), seed, draws=300)
-
-
 @pytest.mark.parametrize("seed", range(6))
 def test_pools_and_rademacher_queries(seed: int) -> None:
     noise = numbers(seed)

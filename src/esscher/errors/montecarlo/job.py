@@ -15,8 +15,7 @@ import pandas as pd
 import torch
 
 from esscher.errors.curve import CURVE, HORIZONS, RATE, STATUS, ErrorCurve
-from esscher.errors.montecarlo.converge import Plan
-from esscher.errors.montecarlo.metrics import METRICS, Errors, Metric
+from esscher.errors.montecarlo.converge import METRICS, Errors, Metric, Plan
 from esscher.errors.montecarlo.spec import ExperimentSpec
 from esscher.errors.rate import fit_rate
 from esscher.runs import Job, Shard, Unit

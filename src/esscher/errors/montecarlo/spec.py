@@ -137,7 +137,7 @@ class ExperimentSpec(RunSpec):
     @field_validator("metrics")
     @classmethod
     def _known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        from esscher.errors.montecarlo.metrics import METRICS
+        from esscher.errors.montecarlo.converge import METRICS
 
         unknown = [name for name in value if name not in METRICS]
         if unknown or not value:

@@ -122,7 +122,7 @@ class Draws(Statistic):
 
     def reduce(self, state: Deposit | AllKeys, head: Head) -> Numbers:
         ladder = drawn_ladder(head.spec, head.n_keys)
-        found = error_numbers(state, ladder, self.sampling, head.n_keys, head.notes)
+        found = error_numbers(state, ladder, self.sampling, head.n_keys)
         if isinstance(state, AllKeys):
             softmax = state.softmax()
             masses = state.masses(deposit.choose_grid(state.q.dtype, self.sampling))
@@ -195,7 +195,7 @@ class Kept(Statistic):
         if not len(state.keys):
             return {}
         ladder = kept_ladder(head.spec, head.n_keys)
-        return error_numbers(state, ladder, self.sampling, head.n_keys, head.notes)
+        return error_numbers(state, ladder, self.sampling, head.n_keys)
 
     def finish(self, found: Numbers, end: HeadEnd) -> Result:
         ladder = kept_ladder(end.spec, end.n_keys)
@@ -339,8 +339,7 @@ class Scales(Statistic):
         ladder, found = drawn_ladder(head.spec, head.n_keys), dict[str, torch.Tensor]()
         for name, known in state.parts.items():
             if len(known.keys):
-                notes = head.notes.setdefault(f"scale {name}", {})
-                numbers = error_numbers(known, ladder, Draws.sampling, head.n_keys, notes)
+                numbers = error_numbers(known, ladder, Draws.sampling, head.n_keys)
                 found |= {f"{name} {key}": x for key, x in numbers.items()}
         return found
 

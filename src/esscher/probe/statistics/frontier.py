@@ -464,10 +464,10 @@ def check_rules(session: Session) -> None:
     for text in spec.rules:
         rule = parse(text)
         if isinstance(rule, LowRank):
-            if rule.svd or any(session.loaded.shapes[layer].causal for layer in session.layers):
+            if any(session.loaded.shapes[layer].causal for layer in session.layers):
                 raise ValueError(
-                    f"rules: {text} needs every query to see every key, and svd all queries; use an"
-                    " encoder with lowrank or lowrank:projected, or leave it out"
+                    f"rules: {text} needs every query to see every key; use an encoder, or leave it"
+                    " out"
                 )
             continue
         rule.check(context, None if rule.free is None else most)

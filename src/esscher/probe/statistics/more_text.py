@@ -111,10 +111,7 @@ class MoreText(Statistic):
         n, found = drawn_ladder(head.spec, head.n_keys), dict[str, Tensor]()
         for name, parts in _subsets([state.parts[name] for name in sorted(state.parts)]):
             # the grid's own error is that of the whole pool's curve, and not measured again
-            errors = [
-                error_numbers(part, n, Draws.sampling, head.n_keys, {}, interpolation=0.0)
-                for part in parts
-            ]
+            errors = [error_numbers(part, n, Draws.sampling, head.n_keys) for part in parts]
             found |= {
                 f"{name} mse": torch.stack([one["mse"].mean(0) for one in errors]),
                 f"{name} limit": torch.stack(
