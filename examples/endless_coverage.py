@@ -69,10 +69,11 @@ def measured(q, tokens, alike=1.0):
         center=tokens.double().mean(0),
         pieces=torch.arange(keys) * PIECES // keys,
     )
-    statistic, draws = MoreText(alike), Draws().measure(head)
+    statistic, draws = MoreText(), Draws().measure(head)
+    statistic.alike = alike
     row = {"n_keys": keys, "effective_tokens": float(1 / (1 / draws["effective"]).mean())}
     asked = Queries(rows, 0 * rows, 0 * rows, rows * PIECES // len(q))
-    end = HeadEnd(*which, None, None, asked, kept, {"draws": draws}, row)
+    end = HeadEnd(*which, None, None, None, None, asked, kept, {"draws": draws}, row)
     return statistic.finish(statistic.measure(head), end).tables["endless"]
 
 

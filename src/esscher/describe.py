@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import time
 import timeit
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -57,7 +55,6 @@ class Cost:
     queries: int
     operations: dict[str, float]
     speed: float  # operations a second
-    threads: int
 
     def facts(self) -> dict[str, str]:
         """Processor time and memory of the probe, and the speed that they come from."""
@@ -70,14 +67,14 @@ class Cost:
                 f"about {_time(self.seconds)} of processor time and {self.bytes / 1e9:.2g} GB"
                 f" ({pool}; of the time {_time(forward)} are forward passes)"
             ),
-            "measured here": f"{self.speed / 1e9:.3g} GFLOP/s, threads: {self.threads}",
+            "measured here": f"{self.speed / 1e9:.3g} GFLOP/s",
         }
 
 
 @dataclass(frozen=True)
 class ModelDescription:
-    """A model's attention by its configuration. ``windows`` lists the sliding windows of its
-    layers, None is no window; ``weights`` says what its files hold, where they are here.
+    """A model's attention by its configuration; ``weights`` says what its files hold, where they
+    are here.
     """
 
     name: str
@@ -93,12 +90,7 @@ class ModelDescription:
     width: int | None
     hidden_size: int | None
     max_positions: int | None
-    positions: str
     causal: bool | None
-    windows: tuple[int | None, ...]
-    softcap: float | None
-    sinks: bool
-    encoder_of_pair: bool
     cost: Cost | None
 
     @property
@@ -107,10 +99,8 @@ class ModelDescription:
 
     def facts(self) -> dict[str, str]:
         """What is known, by label."""
-        windows = Counter(window for window in self.windows if window is not None)
-        only = ", encoder only" if self.encoder_of_pair else ""
         found: dict[str, Any] = {
-            "family": f"{self.family} ({self.architecture}{only})",
+            "family": f"{self.family} ({self.architecture})",
             "supported": "yes" if self.supported else f"no: {self.reason}",
             "parameters": self.parameters,
             "weights": self.weights,
@@ -121,14 +111,7 @@ class ModelDescription:
             "head width": self.width,
             "hidden size": self.hidden_size,
             "longest sequence": self.max_positions or "no limit given",
-            "positions": self.positions,
             "mask": {None: "", True: "causal", False: "every token sees every token"}[self.causal],
-            "sliding windows": "; ".join(
-                f"{window:,} tokens in {layers} layers"
-                for window, layers in sorted(windows.items())
-            ),
-            "soft cap": None if self.softcap is None else f"{self.softcap:g}",
-            "sink logits": "yes" if self.sinks else "",
             **({} if self.cost is None else self.cost.facts()),
         }
         return {
@@ -152,22 +135,24 @@ def describe(
     what ``esscher describe`` prints.
 
     ``model``: as :func:`esscher.probe` takes it by name. It is built without memory for its weights
-    and runs on shapes only. ``asked``: the probe whose cost is estimated.
+    and runs on shapes only; of an encoder-decoder the encoder alone. ``asked``: the probe whose
+    cost is estimated.
     """
     source = resolve(model)
     config = read_config(source, revision)
-    paired = bool(getattr(config, "is_encoder_decoder", False))
     built = skeleton(config, source.shown)
-    if paired:
+    if getattr(config, "is_encoder_decoder", False):
         built = built.get_encoder()
     seen: list[AttentionCall] = []
     reason = refusal(built) or _run(built, seen)
-    layers = expected_layers(built) if reason is None else None
-    first = seen[0] if seen else None
-    hidden = None if first is None else first.hidden
+    shape: dict[str, int | None] = dict.fromkeys(("heads", "kv_heads", "width", "hidden_size"))
+    if seen:
+        first, hidden = seen[0], seen[0].hidden
+        shape = {"heads": first.heads, "kv_heads": first.kv_heads, "width": first.query.shape[-1]}
+        shape["hidden_size"] = None if hidden is None else hidden.shape[-1]
     files = weight_files(source, None) if Path(source.where).exists() else []
     costs = None
-    if cost and reason is None and layers is not None and seen:
+    if cost and reason is None:
         loaded = outline_model(
             model, revision=revision, with_head=asked.pool != "corpus", weights=False
         )
@@ -181,18 +166,10 @@ def describe(
         supported=reason is None,
         reason=reason,
         parameters=sum(parameter.numel() for parameter in built.parameters()),
-        layers=layers,
-        heads=None if first is None else first.heads,
-        kv_heads=None if first is None else first.kv_heads,
-        width=None if first is None else int(first.query.shape[-1]),
-        hidden_size=None if hidden is None else int(hidden.shape[-1]),
+        layers=expected_layers(built) if reason is None else None,
+        **shape,
         max_positions=positions(built),
-        positions=_position_kind(built, seen),
         causal=all(call.causal or call.mask is not None for call in seen) if seen else None,
-        windows=_windows(built, seen, layers),
-        softcap=None if first is None else first.softcap,
-        sinks=first is not None and first.sinks is not None,
-        encoder_of_pair=paired,
         cost=costs,
     )
 
@@ -215,32 +192,6 @@ def _run(model: Any, seen: list[AttentionCall]) -> str | None:
         f"{type(model).__name__}: its attention was not reached without weights; esscher probe will"
         " tell"
     )
-
-
-def _windows(
-    model: Any, seen: Sequence[AttentionCall], layers: int | None
-) -> tuple[int | None, ...]:
-    """As seen; where the run ended early, by the configuration's list of layer kinds."""
-    if layers is None or len(seen) >= layers:
-        return tuple(captured.window for captured in seen)
-    kinds = getattr(model.config, "layer_types", None)
-    if kinds is None:
-        return (seen[0].window,) * layers if seen else ()
-    return tuple(
-        getattr(model.config, "sliding_window", None) if "sliding" in kind else None
-        for kind in kinds
-    )
-
-
-def _position_kind(model: Any, seen: Sequence[AttentionCall]) -> str:
-    if any("rotary" in type(module).__name__.lower() for module in model.modules()):
-        return "rotary"
-    if any(captured.bias is not None for captured in seen):
-        return "relative bias"
-    tables = [key for key, module in model.named_modules() if isinstance(module, nn.Embedding)]
-    names = [key.lower() for key in (*tables, *(key for key, _ in model.named_parameters()))]
-    learned = any("position" in key or key.endswith("wpe") for key in names)
-    return "learned" if learned else "unknown"
 
 
 def estimate_cost(loaded: Loaded, asked: ProbeSpec = DEFAULT, packed: bool = False) -> Cost:
@@ -273,7 +224,6 @@ def estimate_cost(loaded: Loaded, asked: ProbeSpec = DEFAULT, packed: bool = Fal
         queries=len(session.queries),
         operations=operations,
         speed=speed,
-        threads=torch.get_num_threads(),
     )
 
 
@@ -287,7 +237,17 @@ def count_operations(session: Session, tokens: int) -> dict[str, float]:
     """
     length, layers = session.windows.length, session.layers
     heads = sum(len(session.heads(layer)) for layer in layers)
-    asking, token = len(session.query_windows), _token_operations(session)
+    asking = len(session.query_windows)
+    weights = sum(
+        parameter.numel()
+        for module in session.loaded.model.modules()
+        if not isinstance(module, nn.Embedding)
+        for parameter in module.parameters(recurse=False)
+        if parameter.ndim > 1
+    )
+    shapes = session.loaded.shapes
+    attention = length * sum(shape.heads * (shape.width + shape.value_width) for shape in shapes)
+    token = 2.0 * (weights + attention)  # of one token forward
     depth = (max(layers) + 1) / session.loaded.layers  # a pass ends after the last of them
     found = {"gradients": 0.0, "rules": 0.0, "tables": OF_HEAD * heads}
     if not session.own:
@@ -314,24 +274,6 @@ def _held(session: Session) -> float:
     shapes = session.loaded.shapes
     each = [4.0 * shape.kv_heads * (shape.width + shape.value_width) for shape in shapes]
     return tokens * max(sum(each[layer] for layer in block) for block in blocks)
-
-
-def _token_operations(session: Session) -> float:
-    """Floating-point operations of one token forward: two for each weight, and four for each key,
-    head and coordinate.
-    """
-    weights = sum(
-        parameter.numel()
-        for module in session.loaded.model.modules()
-        if not isinstance(module, nn.Embedding)
-        for parameter in module.parameters(recurse=False)
-        if parameter.ndim > 1
-    )
-    attention = sum(
-        shape.heads * (shape.width + shape.value_width) * session.windows.length
-        for shape in session.loaded.shapes
-    )
-    return 2.0 * float(weights + attention)
 
 
 def _time(seconds: float) -> str:

@@ -202,9 +202,7 @@ def test_losses_that_cannot_be_told(
 
 
 def test_a_model_whose_heads_share_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """From a probe to its budget: a row of totals for every rule and error, and a row for every
-    key-value head.
-    """
+    """A row of totals for every rule and error, and keys of every key-value head."""
     model, words = tiny_model("llama")
     settings = {
         "max_tokens": 96,

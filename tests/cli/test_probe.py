@@ -322,8 +322,6 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
             "the pool has 300 keys, got n = 301; give more text (--max-tokens) or smaller n",
         ),
         ("--n 0,5", "n"),
-        ("--fit 64", "fit: expected two whole numbers such as 64:4096, got '64'"),
-        ("--fit 64:80", "fit: expected at least 3 half octaves between the two numbers, got 64:80"),
         ("--window 65", "at most 64 positions, got 65; use --window 64"),
         ("--window 1", "take longer windows"),
         ("--pool everything", "pool: input should be 'auto', 'corpus' or 'sequence'"),

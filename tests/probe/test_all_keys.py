@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 
 from esscher.errors import grid as deposit
-from esscher.probe import curves
 from esscher.probe.curves import AllKeys, add_keys
-from esscher.tails.scores import softmax_statistics, survival, tail_verdict
+from esscher.tails.scores import score_statistics, tail_verdict
 
 
 def held(size: float) -> AllKeys:
@@ -27,32 +25,17 @@ def on_grid(pool: AllKeys) -> deposit.Deposit:
 
 def test_softmax_is_that_of_the_grid() -> None:
     pool = held(0.7)
-    state = on_grid(pool)
-    truth = softmax_statistics(state)
-    found = pool.softmax()
-    for name in ("effective_tokens", "entropy", "sd"):
-        np.testing.assert_allclose(
-            getattr(found, name), getattr(truth, name), rtol=1e-6, atol=1e-9, err_msg=name
-        )
+    truth, found = score_statistics(on_grid(pool)), pool.statistics()
+    for name in ("effective", "sd"):
+        np.testing.assert_allclose(found[name], truth[name], rtol=1e-6, atol=1e-9, err_msg=name)
 
 
 def test_the_shape_of_scores_does_not_know_their_size() -> None:
-    """The same scores a million times as large, in blocks of queries of their own."""
-    narrow, large = on_grid(held(3.0)), held(3e6).masses(deposit.Grid(1 / 8, 4, 1e-6))
-    assert large.cells.shape[:2] == (2, 11)
-    assert large.cells.shape[2] <= deposit.MAX_CELLS
-    np.testing.assert_allclose(large.cells[-2].sum(1), 900, rtol=1e-12)
-    shares = [survival(x).mean(0) for x in (narrow, large)]
+    """The same scores a million times as large."""
+    found = (score_statistics(on_grid(held(3.0))), held(3e6).statistics())
+    shares = [each["survival"].mean(0) for each in found]
     np.testing.assert_allclose(shares[1], shares[0], atol=3e-3)
     assert tail_verdict(shares[0], 900.0) == tail_verdict(shares[1], 900.0)
-
-
-def test_few_scores_at_once_are_all_scores(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = held(2.0).softmax()
-    monkeypatch.setattr(curves, "ELEMENTS", 2000)
-    parts, masses = held(2.0).softmax(), held(2e5).masses(deposit.Grid(1 / 8, 4, 1e-6))
-    np.testing.assert_allclose(parts.entropy, whole.entropy, rtol=1e-12)
-    np.testing.assert_allclose(masses.cells[-2].sum(1), 900, rtol=1e-12)
 
 
 def test_a_pool_takes_over_where_the_grid_ends() -> None:

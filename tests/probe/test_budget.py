@@ -80,7 +80,7 @@ def test_totals_at_an_error() -> None:
         assert row.error <= 0.1 * (1 + 1e-6)
         assert row.ratio == pytest.approx(row.keys / (4 * KEYS))
         assert row.saved == pytest.approx(1 - row.ratio)
-        assert (row.rule, row.chosen) == ("heavy", "once")
+        assert (row.rule, row.where) == ("heavy", "any cache")
     worst = 0.5 * 6 * math.sqrt(4 / totals["keys"]["uniform"] - 1 / KEYS)
     assert totals["worst_head"]["uniform"] == "1.2"
     assert totals["worst"]["uniform"] == pytest.approx(worst, rel=1e-3)
@@ -111,10 +111,10 @@ def test_every_rule_in_one_table() -> None:
     ]
     assert list(own.index) == ["random", "sinks:4+recent", "heavy", "topk", "neyman"]
     assert (np.diff(own[["random", "sinks:4+recent", "heavy", "topk"]]) < 0).all()
-    chosen = table.drop_duplicates("rule").set_index("rule")["chosen"]
-    assert dict(chosen) == {
-        **dict.fromkeys(("random", "sinks:4+recent", "heavy"), "once"),
-        **dict.fromkeys(("topk", "neyman"), "for each query"),
+    where = table.drop_duplicates("rule").set_index("rule")["where"]
+    assert dict(where) == {
+        **dict.fromkeys(("random", "sinks:4+recent", "heavy"), "any cache"),
+        **dict.fromkeys(("topk", "neyman"), "needs all keys"),
     }
     pd.testing.assert_frame_equal(
         table[(table["rule"] == "heavy") & (table["epsilon"] == 0.1)].reset_index(drop=True),

@@ -4,6 +4,7 @@ a head.
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,8 @@ from esscher.errors.doubling import inclusion_error
 from esscher.hf.call import AttentionCall
 from esscher.hf.gradients import DRAWS
 from esscher.intervals import mean_interval
-from esscher.probe.pools import WindowQueries
-from esscher.probe.session import RuleQueries, Session
+from esscher.probe.session import RuleQueries
 from esscher.probe.spec import RULES, SHARES, ProbeSpec, kept_sizes
-from esscher.probe.statistic import LayerInfo
 from esscher.probe.statistics import frontier
 from esscher.probe.statistics.frontier import compare_rules
 from tests.models.probe_runs import (
@@ -511,31 +510,27 @@ def test_errors_are_of_whole_windows_that_hold_the_queries_asked_for(tmp_path: P
     assert row["rms"] == pytest.approx(np.sqrt(np.mean(squared)), rel=1e-4)
 
 
-def test_a_head_that_overflows_leaves_the_others_alone() -> None:
-    """Two heads share their keys: where the first is beyond the floating range the second decides
-    alone.
-    """
+def test_two_heads_that_share_their_keys_choose_together() -> None:
     generator = torch.Generator().manual_seed(2)
     q, k, v = (torch.randn(2, 20, 4, generator=generator) for _ in range(3))
-    q[0, 9, 1] = torch.inf
-    rows, info = np.arange(20), LayerInfo(0, 2, 1, 0.5, None, "")
+    rows = np.arange(20)
     asked = RuleQueries(rows[8:16], rows[16:], 16)
     mask = torch.ones(1, 1, 20, 20, dtype=torch.bool).tril()
     call = AttentionCall(0, "", q[None], k[None, :1], v[None, :1], 0.5, mask)
-    queries = WindowQueries(object.__new__(Session), call, 0, 0, asked.positions)
-    by_head = compare_rules(queries, asked, info, 0, [es.keep.Heavy()])
-    assert list(by_head) == [1]
-    scores = call.scores()[0]
-    weights = torch.softmax(scores[1].double(), 1)
-    order = weights[8:16].mean(0).argsort(descending=True).tolist()
+    by_head = compare_rules(call, asked, 0, [es.keep.Heavy()])
+    assert list(by_head) == [0, 1]
+    weights = torch.softmax(call.scores()[0].double(), 2)
+    order = weights[:, 8:16].mean((0, 1)).argsort(descending=True).tolist()
     for i, n in enumerate(kept_sizes(16)):
-        for row, place in enumerate(range(16, 20)):
-            kept = [*order[:n], *range(16, place + 1)]
-            out = weights[place, kept] @ v[0, kept].double() / weights[place, kept].sum()
-            error = float((out - weights[place] @ v[0].double()).square().sum())
-            assert float(by_head[1]["mse"][row, 0, i]) == pytest.approx(error, rel=1e-4, abs=1e-9)
-    v[0, 0, 0] = torch.nan
-    assert compare_rules(queries.at(asked.positions), asked, info, 0, [es.keep.Heavy()]) == {}
+        for head, row in itertools.product(range(2), range(4)):
+            kept, own = [*order[:n], *range(16, 17 + row)], weights[head, 16 + row]
+            out = own[kept] @ v[0, kept].double() / own[kept].sum()
+            error = float((out - own @ v[0].double()).square().sum())
+            found = float(by_head[head]["mse"][row, 0, i])
+            assert found == pytest.approx(error, rel=1e-4, abs=1e-9)
+    q[0, 9, 1] = torch.inf
+    with pytest.raises(ValueError, match="beyond the floating range"):
+        compare_rules(call, asked, 0, [es.keep.Heavy()])
 
 
 def test_a_run_that_lost_its_work_finds_the_same_bytes(tmp_path: Path) -> None:

@@ -16,9 +16,8 @@ from esscher.probe.measure import (
     HeadState,
     LayerState,
     _joined,
-    layer_from_rows,
-    layer_rows,
     pack,
+    unpack,
 )
 from esscher.probe.session import spread
 from esscher.probe.spec import ProbeSpec
@@ -63,9 +62,9 @@ def merged(a: HeadState, b: HeadState) -> HeadState:
 def stored(state: HeadState) -> HeadState:
     """To bytes and back."""
     few, at = torch.zeros(1, 2, 3), torch.arange(2)
-    moments = LayerMoments.of(Rows(few, few, few, None, at, at < 0, at))
-    rows = layer_rows(LayerState(INFO, moments, None, {0: state}))
-    found = layer_from_rows(rows, STATISTICS).heads[0]
+    moments = LayerMoments.of(Rows(few, few, few, None, at, at))
+    data = pack(LayerState(INFO, moments, None, {0: state}))
+    found = unpack(data, STATISTICS).heads[0]
     assert isinstance(found, HeadState)
     return found
 
@@ -120,7 +119,6 @@ def test_bytes_give_the_state_back(dtype: torch.dtype, rtol: float) -> None:
     assert torch.equal(again.states["draws"].first, state.states["draws"].first)
     assert again.states["tail"].keep == state.states["tail"].keep
     assert_same(again, state, rtol)
-    assert pack(again) == pack(state)
 
 
 def test_stacked_queries_over_their_own_keys_are_each_their_own_pool() -> None:

@@ -108,7 +108,7 @@ def test_a_curve_that_does_not_come_down_needs_no_number_of_tokens() -> None:
 
 
 def test_another_range_is_another_exponent() -> None:
-    spec = ProbeSpec(fit="8:64")
+    spec = ProbeSpec(fit=(8, 64))
     ladder = drawn_ladder(spec, 300)
     found = fitted(pool_curve(ladder), fit_range(spec, 300))
     points = np.array([8, 11, 16, 23, 32, 45, 64])
@@ -124,30 +124,12 @@ def test_the_largest_n_is_fitted_to_where_it_is_no_half_octave() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        ("64", "expected two whole numbers such as 64:4096, got '64'"),
-        ("64:4096:3", "expected two whole numbers such as 64:4096, got '64:4096:3'"),
-        ("a:b", "expected two whole numbers such as 64:4096, got 'a:b'"),
-        ("64:-2", "expected two whole numbers such as 64:4096, got '64:-2'"),
-        ("4096:64", "the smaller first, got 4096:64"),
-        ("64:64", "the smaller first, got 64:64"),
-        ("0:64", "from 1 to 1000000000000, the smaller first, got 0:64"),
-        ((64, 10**13), "from 1 to 1000000000000"),
-        (
-            "64:91",
-            "expected at least 3 half octaves between the two numbers, got 64:91, which has 2",
-        ),
-        ((64.5, 100), "fit"),
-        ((64,), "fit"),
-        (True, "fit"),
-    ],
+    "given", [(4096, 64), (64, 64), (0, 64), (64, 91), (64.5, 100), (64,), "64:4096", True]
 )
-def test_a_range_that_cannot_be_fitted_is_refused(given: Any, told: str) -> None:
-    with pytest.raises(ValueError, match="fit") as refused:
+def test_a_range_that_cannot_be_fitted_is_refused(given: Any) -> None:
+    with pytest.raises(ValueError, match="fit"):
         ProbeSpec(fit=given)
-    assert told in str(refused.value)
-    assert ProbeSpec(fit=" 16 : 128 ").fit == ProbeSpec(fit=[16, 128]).fit == (16, 128)
+    assert ProbeSpec(fit=[16, 128]).fit == (16, 128)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +151,7 @@ def test_in_own_contexts_the_range_ends_at_an_eighth_of_the_keys(
     y = np.log(pool_curve(points).rms)
     slope = -np.polyfit(np.log(points), y, 1)[0]
     assert headline(curve, spec, keys)["beta_fit"] == pytest.approx(slope, rel=1e-9)
-    for given in (ProbeSpec(pool="sequence", fit="64:4096"), ProbeSpec(pool="corpus")):
+    for given in (ProbeSpec(pool="sequence", fit=(64, 4096)), ProbeSpec(pool="corpus")):
         assert fit_range(given, keys) == (64, 4096)
 
 
@@ -177,6 +159,6 @@ def test_help_says_the_range_and_what_is_drawn() -> None:
     own = {column.key: column for column in Draws().columns(ProbeSpec(pool="sequence"))}
     assert "16 drawn keys to an eighth of those that a query sees" in own["beta_fit"].help
     assert "draws with replacement from the keys a query sees" in own["tokens_needed_10pct"].help
-    corpus = {c.key: c for c in Draws().columns(ProbeSpec(fit="32:1024", pool="corpus"))}
+    corpus = {c.key: c for c in Draws().columns(ProbeSpec(fit=(32, 1024), pool="corpus"))}
     assert "from 32 to 1,024 drawn keys" in corpus["beta_fit"].help
     assert "replacement from the pool" in corpus["tokens_needed_10pct"].help

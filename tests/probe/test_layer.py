@@ -15,7 +15,7 @@ import torch
 from esscher.hf.call import AttentionCall, score
 from esscher.hf.capture import forward
 from esscher.hf.loading import wrap_model
-from esscher.probe.measure import LayerState, join, layer_from_rows, layer_rows, layer_tables
+from esscher.probe.measure import LayerState, join, layer_tables, pack, unpack
 from esscher.probe.pools import capture_queries, corpus_layer
 from esscher.probe.session import Session, open_session
 from esscher.probe.spec import ProbeSpec
@@ -62,7 +62,7 @@ def joined(source: Session, *, stored: bool = False) -> LayerState:
     """All parts of a layer."""
     states = [corpus_layer(source, 1, part) for part in range(len(source.parts))]
     if stored:
-        states = [layer_from_rows(layer_rows(state), STATISTICS) for state in states]
+        states = [unpack(pack(state), STATISTICS) for state in states]
     first, *others = states
     for other in others:
         first = join(first, other, STATISTICS)
@@ -90,10 +90,9 @@ def test_parts_of_the_corpus_merge_to_one_pass(
     assert_same_tables(tables_of(parts, merged), tables_of(llama, whole), 1e-5)
 
 
-def test_rows_give_the_state_back(llama: Session, whole: LayerState) -> None:
-    rows = layer_rows(whole)
-    assert [row["head"] for row in rows] == [-1, 0, 1, 2, 3]
-    again = layer_from_rows(rows, STATISTICS)
+def test_bytes_give_the_state_back(llama: Session, whole: LayerState) -> None:
+    again = unpack(pack(whole), STATISTICS)
+    assert list(again.heads) == [0, 1, 2, 3]
     assert again.info == whole.info
     assert_same_tables(tables_of(llama, again), tables_of(llama, whole), 1e-5)
 
@@ -102,7 +101,7 @@ def test_a_head_that_failed_keeps_its_reason_through_rows_and_merges(
     llama: Session, whole: LayerState
 ) -> None:
     broken = replace(whole, heads={**whole.heads, 2: "its scores are too wide"})
-    again = layer_from_rows(layer_rows(broken), STATISTICS)
+    again = unpack(pack(broken), STATISTICS)
     assert again.heads[2] == "its scores are too wide"
     for merged in (join(again, whole, STATISTICS), join(whole, again, STATISTICS)):
         assert merged.heads[2] == "its scores are too wide"
@@ -182,9 +181,7 @@ def test_cross_moments_survive_a_large_offset() -> None:
     q[:, :, 0] += k[:, :, 1].repeat_interleave(3, 0)
     at = torch.arange(300)
     states = [
-        LayerMoments.of(
-            Rows(q[:, part], k[:, part], k[:, part], None, at[part], at[part] < 0, 0 * at[part])
-        )
+        LayerMoments.of(Rows(q[:, part], k[:, part], k[:, part], None, at[part], 0 * at[part]))
         for part in (slice(0, 0), slice(0, 90), slice(90, 300))
     ]
     whole = states[0].merge(states[1]).merge(states[2])
@@ -237,7 +234,7 @@ def test_sink_mass_by_hand(tmp_path_factory: pytest.TempPathFactory, name: str, 
                 torch.arange(len(weights)) == 0
             )
             mass = (float((weights * resting).sum()) + extra) / (float(weights.sum()) + extra)
-            assert float(queries.windows[head]["sinks"]["mass"][i]) == pytest.approx(
+            assert float(queries.windows["sinks"]["mass"][head, i]) == pytest.approx(
                 mass, rel=1e-4, abs=1e-6
             )
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import esscher as es
+from esscher.probe import measure
 from esscher.probe.spec import ProbeSpec
 from esscher.probe.statistic import (
     HEAD,
@@ -26,7 +27,7 @@ from esscher.probe.statistic import (
     Result,
     Statistic,
 )
-from esscher.probe.statistics import STATISTICS, checked, register
+from esscher.probe.statistics import register
 from esscher.report.page import write_report
 from esscher.runs import RunError
 from esscher.runs.columns import Column
@@ -226,24 +227,8 @@ def test_an_undeclared_column_and_a_missing_one_fail_the_unit(
             probe(folder, tmp_path / str(len(given)))
 
 
-def stat(name_: str, *keys: str) -> Statistic:
-    class Made(Statistic):
-        name = name_
-
-        def columns(self, spec: ProbeSpec) -> tuple[Column, ...]:
-            return tuple(Column(key, "float", key, key) for key in keys)
-
-    return Made()
-
-
-@pytest.mark.parametrize(
-    ("list_", "reason"),
-    [
-        ([stat("a"), stat("a")], "two of this name"),
-        ([stat("a", "x"), stat("b", "x")], "column x is a's already"),
-    ],
-)
-def test_the_names_are_checked(list_: list[Statistic], reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
-        checked(list_, ProbeSpec())
-    assert checked(STATISTICS, ProbeSpec()) == STATISTICS
+def test_a_column_that_is_there_already_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = Column("khat", "float", "mine", "Mine.")
+    monkeypatch.setattr(LargestScore, "columns", lambda self, spec: (taken,))
+    with pytest.raises(ValueError, match="khat: declared twice in table heads"):
+        measure.columns(ProbeSpec(statistics=(ENTRY,)))

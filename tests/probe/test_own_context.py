@@ -12,7 +12,6 @@ import torch
 
 import esscher as es
 from esscher.probe import session as context
-from esscher.probe.pools import WindowQueries
 from esscher.probe.spec import ProbeSpec, drawn_ladder, kept_ladder
 from tests.models.probe_runs import (
     captured_layers,
@@ -115,13 +114,11 @@ def test_a_call_without_a_mask_sees_every_key_that_came(tmp_path: Path) -> None:
     window = int(np.flatnonzero(found.windows.padding.any(1))[-1])
     (captured,) = captured_layers(found, np.array([window]))[1]
     padded = torch.from_numpy(found.windows.padding[window])
-    masked, bare = (
-        WindowQueries(found, one, 0, window, np.arange(3))
-        for one in (captured, replace(captured, mask=None))
-    )
-    assert torch.equal(masked.seen[0].any(0), ~padded)
-    assert bool(bare.seen.all())
-    assert bool(torch.isfinite(bare.scores).all())
+    at = torch.arange(3)
+    masked, bare = (one.take(at, 0) for one in (captured, replace(captured, mask=None)))
+    assert torch.equal(masked.visible(at)[0, 0].any(0), ~padded)
+    assert bool(bare.visible(at).all())
+    assert bool(torch.isfinite(bare.scores()).all())
 
 
 def test_a_window_goes_through_the_model_once(
@@ -169,114 +166,6 @@ def test_curves_of_the_run_are_the_mean_over_the_queries_contexts(tmp_path: Path
             ** 2
         )
     np.testing.assert_allclose(rows["rms"], np.sqrt(np.mean(squares, axis=0)), rtol=1e-4)
-
-
-def test_kept_keys_of_queries_that_see_the_same_number(tmp_path: Path) -> None:
-    """A bidirectional model: all queries of a full window see all of its text."""
-    run = probe("bert", tmp_path)
-    rows = rows_of(run, 1, 2, "l2_kept")
-    row = run.table("heads").iloc[0]
-    assert row["n_keys"] == row["n_keys_least"] == row["n_keys_most"] == 64
-    assert rows["n"].iloc[-1] == 64
-    assert rows["rms"].iloc[-1] == 0
-    found = source(run)
-    known = own_state(found, 1).heads[2]
-    assert not isinstance(known, str)
-    assert len(known.kept) == len(known.found["kept"]["keys"]) == 4
-    seen = dict(
-        zip(
-            *(lambda w: (w.tolist(), captured_layers(found, w)[1]))(
-                np.unique(found.queries.windows)
-            ),
-            strict=True,
-        )
-    )
-    squares = []
-    for i in known.kept.tolist():
-        captured = seen[int(found.queries.windows[i])]
-        q, k, v = (
-            captured.query[0, 2, int(found.queries.positions[i])],
-            captured.key[0, 2],
-            captured.value[0, 2],
-        )
-        curve = es.exact_pool_curve(
-            q[None].double(), k.double(), v.double(), rows["n"].to_numpy(), "bernoulli"
-        )
-        squares.append(curve.rms**2)
-    np.testing.assert_allclose(rows["rms"], np.sqrt(np.mean(squares, axis=0)), rtol=1e-4, atol=1e-9)
-
-
-QUERIES, REPEATS = 20, 400
-
-
-def dropped(scores: torch.Tensor, values: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
-    """Squared errors (R, m) of attention on the keys that are kept (R, m, T), of those with a score
-    above -inf.
-    """
-    whole = torch.softmax(scores, 1)
-    limit = torch.einsum("mt,mtd->md", whole, values)
-    weights = whole * keep
-    total = weights.sum(2, keepdim=True)
-    out = torch.einsum("rmt,mtd->rmd", weights / total.clamp_min(1e-300), values)
-    return torch.where(total > 0, out - limit, 0.0).square().sum(2)
-
-
-def test_errors_of_kept_keys_are_those_of_dropping_keys_by_hand(tmp_path: Path) -> None:
-    """36 heads of a causal model, every query asked, each with its own number of keys; 400 draws,
-    four fractions.
-
-    Four standard errors: of 144 comparisons one lies outside by chance in one seed of a hundred.
-    """
-    shape = {
-        "num_hidden_layers": 4,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-        "hidden_size": 72,
-    }
-    more = {
-        "layers": None,
-        "heads": None,
-        "n": "6,12,24,48",
-        "queries": QUERIES,
-        "kept_queries": QUERIES,
-        "max_tokens": 126,
-        "positions": (63,),
-    }
-    run = probe("llama", tmp_path, options=shape, **more)
-    heads = run.table("heads")
-    assert len(heads) == 36
-    found = source(run)
-    seen = captured_layers(found, np.unique(found.queries.windows))
-    place = {window: i for i, window in enumerate(np.unique(found.queries.windows).tolist())}
-    at = [place[window] for window in found.queries.windows.tolist()]
-    text = torch.from_numpy(~found.windows.padding[found.queries.windows])
-    visible = text & (
-        torch.arange(text.shape[1]) <= torch.from_numpy(found.queries.positions)[:, None]
-    )
-    sizes = visible.sum(1)
-    assert sorted(set(sizes.tolist())) == list(range(55, 65))
-    mean = round(float(sizes.double().mean()))
-    generator = torch.Generator().manual_seed(1)
-    uniform = torch.rand(REPEATS, QUERIES, text.shape[1], generator=generator, dtype=torch.float64)
-    worst = 0.0
-    for layer, captured in seen.items():
-        q, k, v = (
-            torch.cat([getattr(one, name) for one in captured]).double()
-            for name in ("query", "key", "value")
-        )
-        for head in range(9):
-            rows = rows_of(run, layer, head, "l2_kept")
-            assert rows["n"].tolist() == [6, 12, 24, 48, mean]
-            assert rows["rms"].iloc[-1] == 0
-            keys, values = k[at, head // 3], v[at, head // 3]
-            own = q[at, head, found.queries.positions]
-            scores = torch.einsum("mk,mtk->mt", own, keys) * captured[0].scale
-            scores = scores.masked_fill(~visible, -torch.inf)
-            for n, rms in zip(rows["n"].tolist()[:-1], rows["rms"].tolist(), strict=False):
-                squared = dropped(scores, values, uniform < n / mean).mean(1)
-                error = float(squared.std() / REPEATS**0.5)
-                worst = max(worst, abs(rms**2 - float(squared.mean())) / error)
-    assert worst < 4
 
 
 def test_queries_of_a_causal_model_stand_at_every_quarter_of_their_windows(tmp_path: Path) -> None:
@@ -351,10 +240,10 @@ def test_contexts_that_are_too_short_are_left_out_and_counted(tmp_path: Path) ->
     known = state.heads[1]
     assert not isinstance(known, str)
     assert known.queries.tolist() == used.tolist()
-    draws, kept, tail = (known.found[name] for name in ("draws", "kept", "tail"))
+    draws, tail = (known.found[name] for name in ("draws", "tail"))
     assert draws["keys"].tolist() == known.keys.tolist() == sizes[used].tolist()
     assert len(known.kept) == 9
-    assert kept["keys"].tolist() == tail["count"].tolist() == sizes[known.kept].tolist()
+    assert tail["count"].tolist() == sizes[known.kept].tolist()
     sinks = known.found["sinks"]
     assert len(sinks["mass"]) == len(sizes)
     mean = float(sinks["mass"][sizes >= 16].double().mean())

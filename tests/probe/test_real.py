@@ -16,7 +16,7 @@ import esscher as es
 from esscher.probe.session import spread
 from esscher.probe.spec import fit_points
 from esscher.runs import Run
-from esscher.tails.scores import pareto_khat
+from esscher.tails import scores as tails
 from tests.models.probe_runs import (
     CONTRACT,
     HEADS,
@@ -157,13 +157,13 @@ def test_statistics_of_scores_and_weights_by_hand(real_run: Run, layer: int, hea
     scores = scores_of_head(real_run, layer, head)
     p = scores.softmax(-1)
     assert row["effective_tokens"] == pytest.approx(1 / float(p.square().sum(-1).mean()), rel=1e-4)
-    assert row["entropy"] == pytest.approx(float(-(p * p.log()).sum(-1).mean()), rel=1e-4)
     sd = scores.std(-1, correction=0)
     assert row["score_sd"] == pytest.approx(float(np.median(sd.numpy())), rel=1e-3)
     assert row["share_frozen"] == pytest.approx(
         float((sd.square() > 2 * math.log(KEYS)).double().mean())
     )
-    tail = pareto_khat(scores_of_head(real_run, layer, head, kept=True), KEYS)
+    kept = scores_of_head(real_run, layer, head, kept=True)
+    tail = tails.finish(tails.update(tails.init(len(kept), KEYS), kept))
     assert row["khat"] == pytest.approx(tail.median, abs=1e-3)
     assert row["khat_low"] == pytest.approx(tail.interval[0], abs=1e-3)
     assert row["khat_high"] == pytest.approx(tail.interval[1], abs=1e-3)

@@ -23,7 +23,6 @@ from esscher.probe import session
 from esscher.probe.spec import (
     FIXED,
     ProbeSpec,
-    check_ladder,
     drawn_ladder,
     fit_points,
     fit_range,
@@ -210,7 +209,3 @@ def test_given_ladders_are_kept_and_must_fit() -> None:
         *fit_points((64, 4096)).tolist(),
     }
     assert own_ladder(ProbeSpec.read({"n": "100,400"}), 50).tolist() == [50, 100, 400]
-    with pytest.raises(
-        ValueError, match=r"the pool has 300 keys, got n = 400; give more text .*or smaller n"
-    ):
-        check_ladder(spec, 300)

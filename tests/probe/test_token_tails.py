@@ -1,6 +1,4 @@
-"""Tails of the tokens that enter a layer: sinks apart from text, states that merge and are stored,
-words that agree.
-"""
+"""Tails of the tokens that enter a layer: states that merge and are stored, words that agree."""
 
 from __future__ import annotations
 
@@ -12,8 +10,9 @@ import torch
 from torch import Tensor
 
 from esscher.probe import measure
-from esscher.probe.measure import LAYERS, pack, unpack
-from esscher.probe.statistic import STORED, LayerInfo, LayerMoments, LayerSummary, Rows
+from esscher.probe.measure import LAYERS, LayerState, pack, unpack
+from esscher.probe.statistic import LayerInfo, LayerMoments, Rows
+from esscher.tails import extremes
 
 D, WINDOW, WINDOWS = 96, 256, 32
 INFO = LayerInfo(0, 1, 1, 1.0, None, "")
@@ -29,22 +28,20 @@ def hidden() -> tuple[Tensor, Tensor]:
     return tokens.flatten(0, 1), torch.arange(WINDOW).repeat(WINDOWS)
 
 
-def rows(part: slice = slice(None), sinks: bool = True, known: bool = True) -> Rows:
+def rows(part: slice = slice(None), known: bool = True) -> Rows:
     tokens, positions = hidden()
-    few, first = tokens[None, part, :4], positions[part] == 0
-    whole = tokens[part] if known else None
-    return Rows(few, few, few, whole, positions[part], first & sinks, 0 * positions[part])
+    few, whole = tokens[None, part, :4], tokens[part] if known else None
+    return Rows(few, few, few, whole, positions[part], 0 * positions[part])
 
 
 def layer_row(found: LayerMoments) -> dict[str, Any]:
-    return measure.layer_row(LayerSummary.of(INFO, found, None))
+    tails = None if found.extremes is None else extremes.finish(found.extremes)
+    return measure.layer_row(LayerState(INFO, found, None, {}), tails)
 
 
-def test_first_tokens_make_a_tail_that_text_has_not() -> None:
+def test_first_tokens_make_a_tail() -> None:
     row = layer_row(LayerMoments.of(rows()))
     assert row["coordinate_tail"] == "Pareto"
-    assert {row["coordinate_tail_text"], row["norm_tail_text"]} <= {"sub-Gaussian", "undecided"}
-    assert f"Without first and special tokens, {row['coordinate_tail_text']}" in row["reason"]
     assert row["verdict"] == "heavier"
     assert list(row) == [column.key for column in LAYERS]
     told = {column.key: column.words for column in LAYERS if column.words}
@@ -57,9 +54,8 @@ def test_parts_merge_and_are_stored() -> None:
         LayerMoments.of(rows(slice(*part)))
         for part in ((0, 0), (3000, None), (0, 1000), (1000, 3000))
     )
-    classes = {kind.__name__: kind for kind in STORED}
     for other in others:
-        first = first.merge(unpack(pack(other), classes))
+        first = first.merge(unpack(pack(LayerState(INFO, other, None, {})), []).moments)
     found, expected = layer_row(first), layer_row(whole)
     for key, value in expected.items():
         close = pytest.approx(value, rel=1e-6) if isinstance(value, float) else value
@@ -67,7 +63,7 @@ def test_parts_merge_and_are_stored() -> None:
 
 
 def test_text_alone_is_not_heavier() -> None:
-    row = layer_row(LayerMoments.of(rows(slice(1, WINDOW), sinks=False)))
+    row = layer_row(LayerMoments.of(rows(slice(1, WINDOW))))
     assert {row["norm_tail"], row["coordinate_tail"]} <= {"sub-Gaussian", "undecided", "unknown"}
     assert row["verdict"] != "heavier"
 

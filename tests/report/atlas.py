@@ -312,7 +312,6 @@ def _head(layer: int, head: int, layers: int, generator: np.random.Generator) ->
         "relative_at_n": math.exp(s / 2) * KEYS**-beta,
         **needed,
         "effective_tokens": effective,
-        "entropy": math.log(effective),
         "khat": 0.25 * s,
         "khat_low": 0.25 * s - 0.1,
         "khat_high": 0.25 * s + 0.1,

@@ -57,7 +57,7 @@ def hostile_rules() -> dict[str, Any]:
     names = dict(zip(dict.fromkeys(tables["frontier"]["rule"]), HOSTILE, strict=False))
     for table in ("frontier", "budget"):
         tables[table] = tables[table].assign(rule=tables[table]["rule"].map(names))
-    totals = tables["budget"].assign(worst_head=ENDING, chosen=QUOTES)
+    totals = tables["budget"].assign(worst_head=ENDING, where=QUOTES)
     return {
         "frontier": tables["frontier"],
         "budget": pd.concat([totals, totals.assign(rule="__proto__")]),

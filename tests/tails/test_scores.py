@@ -18,8 +18,7 @@ from esscher.tails.scores import (
     GAUSSIAN_SURVIVAL,
     SURVIVAL_AT,
     Floats,
-    softmax_statistics,
-    survival,
+    score_statistics,
     tail_verdict,
 )
 
@@ -30,7 +29,7 @@ def deposited(scores: Tensor, grid: deposit.Grid) -> deposit.Deposit:
 
 
 def survival_of(scores: Tensor, grid: deposit.Grid) -> Floats:
-    return survival(deposited(scores, grid)).mean(0)
+    return score_statistics(deposited(scores, grid))["survival"].mean(0)
 
 
 COARSE, FINE = deposit.Grid(1 / 8, 4, 1e-6), deposit.Grid(1 / 8, 8, 1e-10)
@@ -51,21 +50,17 @@ def gaussian(deviations: list[float], keys: int, seed: int = 3) -> Tensor:
 def test_softmax_statistics_equal_brute_force(grid: deposit.Grid, accuracy: float) -> None:
     scores = gaussian([0.05, 0.5, 1.0, 3.0, 12.0], 5003)
     state = deposited(scores, grid)
-    found = softmax_statistics(state)
+    found = score_statistics(state)
     p = scores.softmax(1)
-    np.testing.assert_allclose(found.effective_tokens, 1 / p.square().sum(1), rtol=accuracy)
-    np.testing.assert_allclose(
-        found.entropy, -(p * p.clamp_min(1e-300).log()).sum(1), atol=20 * accuracy
-    )
-    np.testing.assert_allclose(found.sd, scores.std(1, correction=0), rtol=1e-7)
+    np.testing.assert_allclose(found["effective"], 1 / p.square().sum(1), rtol=accuracy)
+    np.testing.assert_allclose(found["sd"], scores.std(1, correction=0), rtol=1e-7)
 
 
 def test_even_weights_and_a_single_key() -> None:
     state = deposited(torch.full((1, 64), 0.3, dtype=torch.float64), COARSE)
-    found = softmax_statistics(state)
-    assert found.effective_tokens[0] == pytest.approx(64, rel=2e-5)
-    assert found.entropy[0] == pytest.approx(math.log(64), abs=2e-4)
-    assert found.sd[0] == pytest.approx(0, abs=1e-6)
+    found = score_statistics(state)
+    assert found["effective"][0] == pytest.approx(64, rel=2e-5)
+    assert found["sd"][0] == pytest.approx(0, abs=1e-6)
 
 
 def test_the_shape_equals_that_of_the_scores() -> None:
@@ -110,7 +105,7 @@ def test_gaussian_scores_look_gaussian() -> None:
     masses = torch.from_numpy(1e6 * mass)
     end = torch.full((3,), int(cells[-1]) + 1)
     state = deposit.Deposit(COARSE, torch.zeros(0), torch.stack([masses, masses]), end, end, end)
-    found = survival(state).mean(0)
+    found = score_statistics(state)["survival"].mean(0)
     # at two cells a deviation the cells show in the far tail
     np.testing.assert_allclose(found[:3], GAUSSIAN_SURVIVAL[:3], rtol=0.03)
     assert found[3] == pytest.approx(GAUSSIAN_SURVIVAL[3], rel=0.1)
@@ -129,7 +124,7 @@ def test_verdicts() -> None:
 
 
 def test_flat_scores_are_left_out() -> None:
-    found = survival(deposited(gaussian([0.01, 2.0], 20_000), COARSE))
+    found = score_statistics(deposited(gaussian([0.01, 2.0], 20_000), COARSE))["survival"]
     assert np.isnan(found[0]).all()
     assert tail_verdict(found[0], 20_000.0) == "unknown"
     assert tail_verdict(found[1], 20_000.0) == "sub-Gaussian"

@@ -60,7 +60,6 @@ def probe(
         list[float] | None,
         option(ProbeSpec, "epsilons", options.MEASURED, "--epsilon", "0.05, 0.1, 0.2"),
     ] = None,
-    fit: Annotated[str | None, option(ProbeSpec, "fit", options.MEASURED)] = None,
     moments: Annotated[int | None, option(ProbeSpec, "moments", options.MEASURED)] = None,
     scales: Annotated[str | None, option(ProbeSpec, "scales", options.MEASURED, "--scale")] = None,
     queries: Annotated[int | None, option(ProbeSpec, "queries", options.SIZE)] = None,

@@ -28,11 +28,11 @@ from esscher.inputs import as_count, as_positive
 from esscher.intervals import mean_interval
 from esscher.keep import parse
 from esscher.keep.rule import WHERE
-from esscher.probe.curves import METRICS, stored_curves
+from esscher.probe.curves import METRICS
 from esscher.probe.session import measured_part
 from esscher.probe.spec import ALLOWED, FLOOR, SHARES
 from esscher.runs import Run, load_run
-from esscher.runs.columns import Column
+from esscher.runs.columns import Column, with_ends
 
 OWN, UNIFORM, CUT, BEST = ("every head at the error", "uniform", "one cut", "best split")
 RANDOM = "random"
@@ -45,17 +45,12 @@ SHARE = (
     "Keys kept over keys that the cache holds, summed over layers and key-value heads; a"
     " sliding-window layer holds at most its window."
 )
+PREDICTED = (
+    "Predicted divergence of next tokens when all heads lose their keys, nats per token, for"
+    " queries of the text after the cache was cut: half of e'F e summed over heads."
+)
 NATS = (
-    Column(
-        "nats",
-        "float",
-        "predicted KL",
-        "Predicted divergence of next tokens when all heads lose their keys, nats per token, for"
-        " queries of the text after the cache was cut: half of e'F e summed over heads.",
-        ends=("nats_low", "nats_high"),
-    ),
-    Column("nats_low", "float", "predicted KL, low", "Lower end of its interval over windows."),
-    Column("nats_high", "float", "predicted KL, high", "Upper end of its interval over windows."),
+    *with_ends(Column("nats", "float", "predicted KL", PREDICTED), "interval over windows"),
     Column(
         "beyond",
         "bool",
@@ -69,14 +64,6 @@ BUDGET = (
     Column("kl", "float", "loss allowed", "Loss that is allowed, nats per token."),
     Column("rule", "word", "eviction rule", "Rule that says which keys are kept.", short="rule"),
     Column("split", "word", "split", "How the kept keys are shared between heads."),
-    Column(
-        "chosen",
-        "word",
-        "chosen",
-        "Whether keys are chosen once, as a cache must, or for each query: then a query reads so"
-        " few, and the cache holds all.",
-        words=("once", "for each query"),
-    ),
     Column(
         "where",
         "word",
@@ -96,7 +83,7 @@ BUDGET = (
 )
 _OF = {column.key: column for column in BUDGET}
 MODEL = (
-    *(_OF[key] for key in ("rule", "split", "chosen", "where")),
+    *(_OF[key] for key in ("rule", "split", "where")),
     Column("share", "float", "share", "Share of all caches' keys that was given.", "log"),
     *(_OF[key] for key in ("keys", "ratio")),
     *NATS,
@@ -195,19 +182,17 @@ def budget(
     """
     run = run if isinstance(run, Run) else load_run(run)
     nothing = epsilon is None and total is None and kl is None
-    asked = _default_asked(run) if nothing else as_asked(epsilon, total, kl)
+    if nothing:  # a loss if the run has any, else an error
+        priced = "frontier" in run.tables and _priced(run.table("frontier"))
+        asked = Asked(kl=LOSS) if priced else Asked(ALLOWED)
+    else:
+        asked = as_asked(epsilon, total, kl)
     frontier, rules = frontier_of(run, asked), None
     if rule is None:
         rules = budget_table(frontier, [asked])
         rule = best_rule(rules, asked)
     found = rule_budget(frontier, find_rule(frontier, rule), *asked)
     return replace(found, part=measured_part(run), rules=rules)
-
-
-def _default_asked(run: Run) -> Asked:
-    """Where nothing is asked: a loss if the run has any, else an error."""
-    priced = "frontier" in run.tables and _priced(run.table("frontier"))
-    return Asked(kl=LOSS) if priced else Asked(ALLOWED)
 
 
 def best_rule(totals: pd.DataFrame, asked: Asked) -> str:
@@ -249,31 +234,22 @@ def random_frontier(heads: pd.DataFrame, curves: pd.DataFrame) -> pd.DataFrame:
     """The frontier of random keys from the curves of kept keys. A head without any error, whose
     values are all alike, is left out.
     """
-    kv_of = {(int(row.layer), int(row.head)): int(row.kv_head) for row in heads.itertuples()}
-    frames = [
-        pd.DataFrame(
-            {
-                "layer": layer,
-                "head": head,
-                "kv_head": kv_of[layer, head],
-                "rule": RANDOM,
-                "share": curve.n / curve.n[-1],
-                "kept": curve.n.astype(float),
-                "keys": float(curve.n[-1]),
-                "relative": curve.relative,
-            }
-        )
-        for (layer, head), curve in stored_curves(curves, METRICS["bernoulli"]).items()
-        if curve.rms[0] > 0
-    ]
-    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame({"relative": []})
+    kept = curves[curves["metric"] == METRICS["bernoulli"]].sort_values(["layer", "head", "n"])
+    kept = kept.merge(heads[["layer", "head", "kv_head"]], on=["layer", "head"])
+    by_head = kept.groupby(["layer", "head"])
+    kept = kept.assign(rule=RANDOM, kept=kept["n"].astype(float))
+    kept["keys"] = by_head["n"].transform("max").astype(float)
+    kept["share"] = kept["kept"] / kept["keys"]
+    some = kept[by_head["rms"].transform("first") > 0]
+    names = ["layer", "head", "kv_head", "rule", "share", "kept", "keys", "relative"]
+    return some[names].reset_index(drop=True)
 
 
 def find_rule(frontier: pd.DataFrame, text: str) -> str:
     """The rule as the frontier names it; ValueError for one that was not measured."""
     wanted, known = str(parse(text)), list(dict.fromkeys(frontier.get("rule", ())))
     if not known:
-        raise ValueError("no errors of kept keys in this run; were all of its heads refused?")
+        raise ValueError("no errors of kept keys in this run: no rules, or no heads measured")
     found = next((name for name in known if str(parse(name)) == wanted), None)
     if found is None:
         raise ValueError(
@@ -430,7 +406,7 @@ class RuleCaches:
     def __init__(self, frontier: pd.DataFrame, rule: str) -> None:
         known = frontier[np.isfinite(frontier["relative"])]
         if not len(known):
-            raise ValueError("no errors of kept keys in this run; were all of its heads refused?")
+            raise ValueError("no errors of kept keys in this run: no rules, or no heads measured")
         self.rule, self.priced = rule, _priced(frontier)
         if not self.priced:
             known = known.drop(columns="nats_windows", errors="ignore")
@@ -513,7 +489,6 @@ class RuleCaches:
             "kl": math.nan if asked.kl is None else asked.kl,
             "rule": self.rule,
             "split": split,
-            "chosen": "for each query" if per_query(self.rule) else "once",
             "where": parse(self.rule).where,
             "keys": keys,
             "ratio": keys / most,

@@ -6,8 +6,9 @@ of a head that are read off its curve.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -18,23 +19,19 @@ from torch.nn.functional import pad
 
 from esscher.errors import grid as deposit
 from esscher.errors.budget import tokens_needed
-from esscher.errors.curve import ErrorCurve, QueryErrors, concatenate, side_by_side
-from esscher.errors.grid import Deposit, Grid
+from esscher.errors.curve import ErrorCurve, QueryErrors, concatenate
+from esscher.errors.grid import Deposit
 from esscher.errors.integral import error_from_nodes
-from esscher.errors.keep_curve import KeepErrors
-from esscher.errors.pool_curve import exact_pool_curve
 from esscher.errors.rate import fit_rate
 from esscher.hf.call import score
-from esscher.keep.context import Context
 from esscher.probe.spec import COMPARED, FIT, ProbeSpec, fit_points, fit_range
 from esscher.probe.statistic import Numbers
 from esscher.runs.columns import Column
-from esscher.tails.scores import SoftmaxStatistics
+from esscher.tails.scores import SURVIVAL_AT
 
 Indices = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-ELEMENTS = 2**22  # scores computed at once
 METRICS = {"replacement": "l2", "bernoulli": "l2_kept"}  # of the errors of outputs, by sampling
 
 
@@ -44,7 +41,7 @@ class AllKeys:
     those of the model.
 
     ``sink``: a logit of each query that is in the softmax without a key. Draws take it for one more
-    key of value 0; where keys are kept or dropped, it is always kept.
+    key of value 0.
     """
 
     q: Tensor
@@ -72,17 +69,20 @@ class AllKeys:
         )
         return replace(self, q=self.q[rows], bias=bias, seen=seen, sink=sink)
 
+    @cached_property
+    def scores(self) -> Tensor:
+        """(m, N) float64, -inf for keys that a query does not see; a sink logit comes last."""
+        found = score(
+            self.q.double(), self.k.double(), self.scale, self.softcap, self.bias, self.seen
+        )
+        if self.sink is not None:
+            found = torch.cat([found, self.sink[:, None]], 1)
+        return self.factor * found
+
     def errors(self, n: npt.NDArray[np.int64], sampling: str, of: int) -> QueryErrors:
         """Of n keys drawn with replacement, or of keys kept with probability n / of."""
-        if self.bias is None and self.seen is None:
-            scale = self.factor * self.scale
-            found = exact_pool_curve(self.q, self.k, self.v, n, sampling, scale).queries
-            assert found is not None
-            return found
-        if self.sink is not None and sampling == "bernoulli":
-            return self._kept_beside_sink(n / of)
-        parts, values = [], self._values
-        for row in self.rows():  # each query has keys of its own
+        parts, values = [], self.v if self.sink is None else pad(self.v, (0, 0, 0, 1))
+        for row in self.scores:  # each query has keys of its own
             own = row > -torch.inf
             found = error_from_nodes(
                 row[own][None], None, values[own], None, n, sampling=sampling, of=of
@@ -90,79 +90,15 @@ class AllKeys:
             parts.append(found)
         return concatenate(parts)
 
-    def _kept_beside_sink(self, shares: npt.NDArray[np.float64]) -> QueryErrors:
-        """Of keys kept with these probabilities; derivatives are not known."""
-        assert self.seen is not None
-        logits = torch.stack(list(replace(self, sink=None).rows())).masked_fill(~self.seen, 0.0)
-        last = torch.full((len(self.q),), len(self.k) - 1, device=self.q.device)
-        context = Context(
-            self.q, self.k, self.v, self.scale, last, self.seen, logits, sink=self.sink
-        )
-        errors = KeepErrors(context)
-        found = side_by_side([errors.share(min(1.0, share)) for share in shares.tolist()])
-        limit = context.limit.cpu().numpy()
-        return replace(found, limit=limit, dmse_dlogn=np.full_like(found.mse, np.nan))
-
-    @property
-    def _values(self) -> Tensor:
-        """(N, d_v), or with that of a sink logit (N + 1, d_v)."""
-        return self.v if self.sink is None else pad(self.v, (0, 0, 0, 1))
-
-    def softmax(self) -> SoftmaxStatistics:
-        """From the scores themselves, measured from each query's largest: no sum of them overflows
-        or cancels.
-        """
-        parts = []
-        for scores in self.scores():
-            top = scores.amax(1, keepdim=True)
-            seen = scores > -torch.inf
-            below = torch.where(seen, scores - top, 0.0)
-            log_sum = torch.where(seen, below, -torch.inf).logsumexp(1)
-            p = torch.where(seen, (below - log_sum[:, None]).exp(), 0.0)
-            entropy = (log_sum - (p * below).sum(1)).clamp_min(0)
-            count = seen.sum(1)
-            mean = below.sum(1) / count
-            sd = (torch.where(seen, below - mean[:, None], 0.0).square().sum(1) / count).sqrt()
-            parts.append((1 / p.square().sum(1), entropy, sd))
-        columns = zip(*parts, strict=True)
-        return SoftmaxStatistics(*(torch.cat(column).cpu().numpy() for column in columns))
-
-    def masses(self, grid: Grid) -> Deposit:
-        """Deposits of the keys without their values, of scores divided by a number that brings them
-        onto the grid.
-        """
-        widest, span = 0.9 * deposit.MAX_CELLS * grid.spacing, 0.0
-        for scores in self.scores():
-            low = torch.where(scores > -torch.inf, scores, torch.inf).amin(1)
-            span = max(span, float((scores.amax(1) - low).max()))
-        unit = 2.0 ** max(0, math.ceil(math.log2(span / widest))) if span > 0 else 1.0
-        parts = []
-        for scores in self.scores():
-            # measured from the mean, so that cell numbers are small
-            state = deposit.init(len(scores), grid, torch.zeros(0, device=scores.device))
-            seen = scores > -torch.inf
-            mean = torch.where(seen, scores, 0.0).sum(1, keepdim=True) / seen.sum(1, keepdim=True)
-            parts.append(deposit.update(state, (scores - mean) / unit, self._values[:, :0]))
-        return deposit.stack(parts)
-
-    def scores(self) -> Iterator[Tensor]:
-        """In float64, some queries at a time; -inf for keys that a query does not see. A sink logit
-        comes last.
-        """
-        every = torch.arange(len(self.q), device=self.q.device)
-        for rows in torch.split(every, max(1, ELEMENTS // len(self.k))):
-            some = self.only(rows)
-            scores = score(
-                some.q.double(), self.k.double(), self.scale, self.softcap, some.bias, some.seen
-            )
-            if some.sink is not None:
-                scores = torch.cat([scores, some.sink[:, None]], 1)
-            yield self.factor * scores
-
-    def rows(self) -> Iterator[Tensor]:
-        """The scores of one query after the other."""
-        for scores in self.scores():
-            yield from scores
+    def statistics(self) -> dict[str, Floats]:
+        """As esscher.tails.scores.score_statistics, from the scores themselves."""
+        seen, count = self.scores > -torch.inf, (self.scores > -torch.inf).sum(1)
+        apart = self.scores - self.scores.amax(1, keepdim=True)
+        apart = apart - torch.where(seen, apart, 0.0).sum(1, keepdim=True) / count[:, None]
+        sd = (torch.where(seen, apart, 0.0).square().sum(1) / count).sqrt()
+        above = torch.stack([(apart > z * sd[:, None]).sum(1) / count for z in SURVIVAL_AT], 1)
+        found = {"effective": 1 / self.scores.softmax(1).square().sum(1), "sd": sd}
+        return {k: x.double().cpu().numpy() for k, x in (found | {"survival": above}).items()}
 
 
 def add_keys(
@@ -327,13 +263,19 @@ class Number:
     """
 
     key: str
-    low: str
-    high: str
     log: bool
     near: float
     far: float
     n: int | None
     limits: tuple[float, float] = (0.0, math.inf)
+
+    @property
+    def low(self) -> str:
+        return f"{self.key.removesuffix('_fit')}_low"
+
+    @property
+    def high(self) -> str:
+        return f"{self.key.removesuffix('_fit')}_high"
 
     def plain(self, value: float) -> float:
         """From its scale to the number itself; NaN where there is no such end."""
@@ -345,18 +287,13 @@ class Number:
 
 def headline_numbers(spec: ProbeSpec) -> tuple[Number, ...]:
     """Every number that has an interval, in the order of ``read_numbers``."""
-
-    def ratio(key: str, near: float, far: float, n: int | None, *limits: float) -> Number:
-        low, high = limits or (0.0, math.inf)
-        return Number(key, f"{key}_low", f"{key}_high", True, near, far, n, (low, high))
-
     most = (spec.fit or FIT)[1]  # of a corpus: own contexts have no parts
-    no_limits = (-math.inf, math.inf)
+    above, effective = (1.0, math.inf), (1.0, float(COMPARED))
     return (
-        ratio(f"relative_{COMPARED}", 0.1, 0.12, COMPARED),
-        Number("beta_fit", "beta_low", "beta_high", False, 0.03, 0.04, most, no_limits),
-        *(ratio(needed_column(eps), 0.2, 0.2, None, 1.0, math.inf) for eps in spec.epsilons),
-        ratio(f"effective_{COMPARED}", 0.2, 0.2, COMPARED, 1.0, float(COMPARED)),
+        Number(f"relative_{COMPARED}", True, 0.1, 0.12, COMPARED),
+        Number("beta_fit", False, 0.03, 0.04, most, (-math.inf, math.inf)),
+        *(Number(needed_column(eps), True, 0.2, 0.2, None, above) for eps in spec.epsilons),
+        Number(f"effective_{COMPARED}", True, 0.2, 0.2, COMPARED, effective),
     )
 
 

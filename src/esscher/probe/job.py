@@ -6,7 +6,6 @@ import functools
 import hashlib
 import math
 import os
-import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow.compute as compute_arrow
 
 from esscher.hf.capture import parity
 from esscher.hf.checkpoint import written
@@ -25,24 +23,19 @@ from esscher.probe.measure import (
     LayerState,
     columns,
     failed_row,
-    head_of,
     join,
-    layer_from_rows,
-    layer_rows,
     layer_tables,
+    pack,
+    unpack,
 )
 from esscher.probe.moments import check_moments, moment_units, unit_moments, with_moments
 from esscher.probe.pools import corpus_layer, window_layers
 from esscher.probe.session import FEWEST, OBJECT, Session, open_session
-from esscher.probe.spec import ProbeSpec, check_ladder, read_settings
-from esscher.probe.statistic import LayerInfo
+from esscher.probe.spec import ProbeSpec, read_settings
 from esscher.probe.statistics import check_registered, statistics_of
 from esscher.runs import Job, Run, Shard, Unit, execute, watched
 from esscher.runs.progress import advance
 from esscher.runs.run import refuse_foreign
-
-LAYERS = 6  # whose states are held while the final tables are made
-RULE = 0.2  # cost of a keep rule, in all else that is measured in a window
 
 
 def check_asked(session: Session) -> None:
@@ -53,7 +46,12 @@ def check_asked(session: Session) -> None:
             f"text: no query sees {FEWEST} keys, {most} at most, so nothing can be measured; give"
             " a longer text, or longer windows (--window)"
         )
-    check_ladder(spec, most)
+    if spec.n is not None and max(spec.n) > most:
+        raise ValueError(
+            f"n: the pool has {most} keys, got n = {max(spec.n)}; give more text (--max-tokens) or"
+            " smaller n"
+        )
+    columns(spec)  # a name that two statistics have
     if spec.moments:
         check_moments(session)
     in_parts = not session.own and len(session.parts) > 1
@@ -83,13 +81,6 @@ def units(session: Session) -> list[Unit]:
     return session.units + (moment_units(session) if session.spec.moments else [])
 
 
-def cost(session: Session, unit: Unit) -> float:
-    """A window in which keep rules are compared takes more than the others."""
-    compared = session.spec.compared
-    ruled = bool(compared) and unit["window"] in session.rule_windows
-    return 1.0 + RULE * len(compared) if ruled else 1.0
-
-
 def hashes(session: Session) -> dict[str, str]:
     return {"model": session.loaded.sha256, "corpus": session.windows.sha256}
 
@@ -112,12 +103,16 @@ def compute(session: Session, unit: Unit) -> Mapping[str, Any]:
             del found["layers"]  # the layer's row comes with its first heads
         return found
     rows: list[dict[str, Any]] = []  # bytes are small
+
+    def take(state: LayerState) -> None:
+        rows.append({"layer": state.info.layer, "state": pack(state)})
+
     if session.own:
-        window_layers(session, unit["window"], lambda state: rows.extend(layer_rows(state)))
+        window_layers(session, unit["window"], take)
     else:
         for layer in unit["layers"]:
-            rows += layer_rows(corpus_layer(session, layer, unit["part"]))
-    return found | {"states": {name: [row[name] for row in rows] for name in rows[0]}}
+            take(corpus_layer(session, layer, unit["part"]))
+    return found | {"states": rows}
 
 
 # ---- the final tables
@@ -158,33 +153,26 @@ def side_by_side(shards: Iterable[Shard]) -> dict[str, pd.DataFrame]:
 
 
 def _joined(session: Session, shards: Sequence[Shard]) -> dict[str, pd.DataFrame]:
-    """Tables of the layers whose states, of all parts or windows, are there.
-
-    One shard is in memory at a time, and the states of few layers: a window has those of all, and
-    is read again for every few.
+    """Tables of the layers whose states, of all parts or windows, are there; one shard is in memory
+    at a time.
     """
-    layers, statistics = session.layers, statistics_of(session.spec)
-    few, pieces = len(layers), len(session.parts)
-    if session.own:
-        few, pieces = LAYERS, len(session.query_windows)
+    statistics = statistics_of(session.spec)
+    pieces = len(session.query_windows if session.own else session.parts)
     frames: dict[str, list[pd.DataFrame]] = {}
-    for start in range(0, len(layers), few):
-        states: dict[int, LayerState] = {}
-        seen: Counter[int] = Counter()
-        for shard in shards:
-            if "moments" in shard.unit:
-                continue
-            if "parity" in shard.tables:
-                frames["parity"] = [shard.tables["parity"].to_pandas()]
-            table = shard.tables["states"]
-            for layer in layers[start : start + few] if session.own else shard.unit["layers"]:
-                rows = table.filter(compute_arrow.equal(table["layer"], layer)).to_pylist()
-                part = layer_from_rows(rows, statistics)
-                states[layer] = join(states[layer], part, statistics) if layer in states else part
-                seen[layer] += 1
-                if seen[layer] == pieces:
-                    for name, frame in layer_tables(session, states.pop(layer)).items():
-                        frames.setdefault(name, []).append(frame)
+    states: dict[int, LayerState] = {}
+    seen: Counter[int] = Counter()
+    for shard in shards:
+        if "moments" in shard.unit:
+            continue
+        if "parity" in shard.tables:
+            frames["parity"] = [shard.tables["parity"].to_pandas()]
+        for row in shard.tables["states"].to_pylist():
+            layer, part = row["layer"], unpack(row["state"], statistics)
+            states[layer] = join(states[layer], part, statistics) if layer in states else part
+            seen[layer] += 1
+            if seen[layer] == pieces:
+                for name, frame in layer_tables(session, states.pop(layer)).items():
+                    frames.setdefault(name, []).append(frame)
     return {name: pd.concat(rows, ignore_index=True) for name, rows in frames.items()}
 
 
@@ -192,13 +180,12 @@ def _with_missing(session: Session, heads: pd.DataFrame) -> pd.DataFrame:
     """A row for every head that was asked for: one that has no result says so."""
     known = set(zip(heads["layer"], heads["head"], strict=True)) if len(heads) else set()
     reason = "the piece of work that holds this head failed; the manifest has the reason"
-    rows = []
-    for layer in session.layers:
-        shape = session.loaded.shapes[layer]
-        info = LayerInfo(layer, shape.heads, shape.kv_heads, 1.0, None, "")
-        for head in session.heads(layer):
-            if (layer, head) not in known:
-                rows.append(failed_row(session, head_of(session, info, head, {}), reason))
+    rows = [
+        failed_row(session, layer, head, reason)
+        for layer in session.layers
+        for head in session.heads(layer)
+        if (layer, head) not in known
+    ]
     frames = [frame for frame in (heads, pd.DataFrame(rows)) if len(frame)]
     return pd.concat(frames, ignore_index=True).sort_values(["layer", "head"], ignore_index=True)
 
@@ -240,7 +227,6 @@ PROBE = Job(
     hashes,
     columns,
     open=functools.partial(open_session, check=check_asked),
-    cost=cost,
     check=check_registered,
 )
 
@@ -248,9 +234,6 @@ PROBE = Job(
 # ---- es.probe
 
 RUNS = Path("runs")
-FILE_NAME = re.compile(
-    r"[^\s\\]{0,200}(/[^\s\\]{0,200}|\.(txt|md|rst|jsonl?|csv|tsv|parquet|gz|html?|py))"
-)
 
 
 def probe(
@@ -329,18 +312,21 @@ def short_name(model: str) -> str:
 
 def _texts(texts: Any, folder: Path) -> dict[str, Any]:
     """Fields of the corpus; documents are written into a folder, so that every process can read
-    them.
+    them. A string is a file or folder where there is one of its name.
     """
     if texts is None:
         return {}
     given: list[Any] = [texts] if isinstance(texts, str | Path) else list(texts)
-    kinds = {"a file" if _names_a_file(text) else type(text).__name__ for text in given}
-    if kinds == {"a file"}:
+    files = [
+        isinstance(text, Path) or os.path.exists(os.path.expanduser(str(text))) for text in given
+    ]
+    if given and all(files):
         return {"text": [str(Path(file).expanduser().absolute()) for file in given]}
-    if kinds != {"str"}:
+    kinds = sorted({type(text).__name__ for text in given})
+    if any(files) or kinds != ["str"]:
         raise ValueError(
             "texts: expected strings (documents) or pathlib.Path (files), all of one kind, got"
-            f" {', '.join(sorted(kinds)) or 'nothing'}"
+            f" {', '.join(kinds) or 'nothing'}"
         )
     folder.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256("\0".join(given).encode("utf-8", "surrogatepass")).hexdigest()[:16]
@@ -348,19 +334,3 @@ def _texts(texts: Any, folder: Path) -> dict[str, Any]:
     path = folder / f".texts-{digest}.parquet"
     pd.DataFrame({"text": given}).to_parquet(path)
     return {"text": [str(path.absolute())], "field": "text"}
-
-
-def _names_a_file(text: Any) -> bool:
-    """Whether it is a path, or a string that names a file or folder; one that looks like a name and
-    is none is a mistake.
-    """
-    if not isinstance(text, str):
-        return isinstance(text, Path)
-    if os.path.exists(os.path.expanduser(text)):
-        return True
-    if FILE_NAME.fullmatch(text):
-        raise ValueError(
-            f"texts: {text!r} looks like a file and there is none of this name; give its path, or a"
-            " document"
-        )
-    return False

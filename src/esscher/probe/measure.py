@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from esscher.errors.grid import Deposit, Grid
+from esscher.errors.grid import Deposit
 from esscher.probe.budget import BUDGET, MODEL
 from esscher.probe.session import FEWEST, Session
 from esscher.probe.spec import ProbeSpec
@@ -31,16 +31,15 @@ from esscher.probe.statistic import (
     HeadEnd,
     LayerInfo,
     LayerMoments,
-    LayerSummary,
     Result,
     Statistic,
-    concatenated,
     largest_variance,
 )
 from esscher.probe.statistics import statistics_of
 from esscher.probe.statistics.errors import MOMENT_EXPONENTS
-from esscher.runs.columns import Column
-from esscher.tails.extremes import MEANINGS
+from esscher.runs.columns import Column, with_ends
+from esscher.tails import extremes
+from esscher.tails.extremes import MEANINGS, TokenTails
 
 
 @dataclass(frozen=True)
@@ -87,10 +86,12 @@ def _joined(
             each.name: each.merge(a.states[each.name], b.states[each.name]) for each in statistics
         }
         return replace(a, states=merged, keys=a.keys + b.keys)
-    names = dict.fromkeys([*a.found, *b.found])
     found = {
-        name: concatenated([part.found[name] for part in (a, b) if name in part.found])
-        for name in names
+        name: {
+            key: torch.cat([x.found[name][key] for x in (a, b) if key in x.found[name]])
+            for key in {**a.found[name], **b.found[name]}
+        }
+        for name in a.found
     }
     rest = (torch.cat([getattr(x, key) for x in (a, b)]) for key in ("queries", "kept", "keys"))
     return HeadState({}, found, *rest)
@@ -124,13 +125,18 @@ def columns(spec: ProbeSpec) -> dict[str, tuple[Column, ...]]:
     }
     for statistic in statistics:
         found |= statistic.tables(spec)
+    for name, table in found.items():
+        keys = [column.key for column in table]
+        if twice := sorted({key for key in keys if keys.count(key) > 1}):
+            raise ValueError(f"statistics: {', '.join(twice)}: declared twice in table {name}")
     return found
 
 
 def layer_tables(session: Session, state: LayerState) -> dict[str, pd.DataFrame]:
     """Rows of every table for one layer. States of a corpus are reduced one head at a time."""
-    summary, notes = LayerSummary.of(state.info, state.moments, state.gram), dict[str, Any]()
-    declared, statistics = columns(session.spec), statistics_of(session.spec)
+    notes, largest = dict[str, Any](), state.moments.extremes
+    tails = None if largest is None else extremes.finish(largest)
+    declared = columns(session.spec)
     heads: list[dict[str, Any]] = []
     long: dict[str, list[pd.DataFrame]] = {}
     for number in list(state.heads):
@@ -139,27 +145,28 @@ def layer_tables(session: Session, state: LayerState) -> dict[str, pd.DataFrame]
         try:
             if isinstance(known, str):
                 raise ValueError(known or f"no query sees {FEWEST} keys; use longer windows")
-            row, tables = _finished(session, summary, head, known, statistics)
+            row, tables = _finished(session, state, tails, head, known)
         except ValueError as reason:
-            row, tables = failed_row(session, head, str(reason)), []
+            row, tables = failed_row(session, state.info.layer, number, str(reason)), []
         heads.append(row)
         for name, frame in tables:
             rows = frame.assign(layer=state.info.layer, head=number)
             wanted = [column.key for column in declared[name]]
             _expect(f"table {name}", rows.columns, wanted)
             long.setdefault(name, []).append(rows[wanted])
-    found = {"heads": pd.DataFrame(heads), "layers": pd.DataFrame([layer_row(summary)])}
+    found = {"heads": pd.DataFrame(heads), "layers": pd.DataFrame([layer_row(state, tails)])}
     return found | {name: pd.concat(frames, ignore_index=True) for name, frames in long.items()}
 
 
 def _finished(
     session: Session,
-    layer: LayerSummary,
+    layer: LayerState,
+    tails: TokenTails | None,
     head: Head,
     known: HeadState,
-    statistics: Sequence[Statistic],
 ) -> tuple[dict[str, Any], list[tuple[str, pd.DataFrame]]]:
     """The row of a head, and its rows of long tables."""
+    statistics = statistics_of(session.spec)
     found = {name: dict(numbers) for name, numbers in known.found.items()}
     for each in statistics if known.states else ():
         reduced = each.reduce(known.states[each.name], head)
@@ -183,7 +190,9 @@ def _finished(
     end = HeadEnd(
         **vars(head),
         session=session,
-        layer=layer,
+        moments=layer.moments,
+        tails=tails,
+        gram=layer.gram,
         queries=queries,
         kept=torch.searchsorted(known.queries, known.kept).numpy(),
         found=found,
@@ -210,17 +219,18 @@ def _expect(who: str, given: Collection[str], declared: Collection[str]) -> None
         raise TypeError(f"{who}: declares the columns {sorted(declared)}, gave {sorted(given)}")
 
 
-def failed_row(session: Session, head: Head, reason: str) -> dict[str, Any]:
+def failed_row(session: Session, layer: int, head: int, reason: str) -> dict[str, Any]:
     """The row of a head that could not be measured."""
     row: dict[str, Any] = {}
     for column in columns(session.spec)["heads"]:
-        row[column.key] = math.nan if column.kind == "float" else head.n_keys
+        row[column.key] = math.nan if column.kind == "float" else session.mean_keys(layer)
         if column.kind == "word":
             row[column.key] = "unknown" if "unknown" in column.words else ""
+    shape = session.loaded.shapes[layer]
     return row | {
-        "layer": head.info.layer,
-        "head": head.head,
-        "kv_head": head.kv_head,
+        "layer": layer,
+        "head": head,
+        "kv_head": head // (shape.heads // shape.kv_heads),
         "status": "failed",
         "reason": reason,
         "n_queries": len(session.queries),
@@ -234,33 +244,19 @@ KINDS = {"norm": "norms", "coordinate": "coordinates"}
 
 def _tail_columns(kind: str, plural: str) -> tuple[Column, ...]:
     whole = f"Law of the largest token {plural}: a Gaussian's tail against Pareto's."
-    text = f"The same of {plural} without first and special tokens."
-    words, said = tuple(MEANINGS), tuple(MEANINGS.values())
-    shape, ends = f"{kind}_shape", (f"{kind}_shape_low", f"{kind}_shape_high")
+    words, said, interval = tuple(MEANINGS), tuple(MEANINGS.values()), "95 % interval"
     what = f"Pareto shape of the largest {plural}; above 0 is a power tail, of exponent 1/shape."
-    ratio, limits = f"{kind}_ratio", (f"{kind}_ratio_low", f"{kind}_ratio_high")
-    likelier = "Log-likelihood a value of Pareto's tail less that of a Gaussian's."
+    likelier = "Log-likelihood a value of Pareto's tail less a Gaussian's."
+    ratio = Column(f"{kind}_ratio", "float", f"likelihood ratio of {plural}", likelier)
     return (
         Column(f"{kind}_tail", "word", f"tail of {plural}", whole, words=words, meanings=said),
-        Column(
-            f"{kind}_tail_text",
-            "word",
-            f"{plural} without sinks",
-            text,
-            words=words,
-            meanings=said,
-        ),
-        Column(shape, "float", f"Pareto shape of {plural}", what, ends=ends),
-        Column(ends[0], "float", f"shape of {plural}, low", "Lower end of its 95 % interval."),
-        Column(ends[1], "float", f"shape of {plural}, high", "Upper end of its 95 % interval."),
-        Column(ratio, "float", f"likelihood ratio of {plural}", likelier, ends=limits),
-        Column(limits[0], "float", f"ratio of {plural}, low", "Lower end of its 95 % interval."),
-        Column(limits[1], "float", f"ratio of {plural}, high", "Upper end of its 95 % interval."),
+        *with_ends(Column(f"{kind}_shape", "float", f"Pareto shape of {plural}", what), interval),
+        *with_ends(ratio, interval),
     )
 
 
 LAYERS = (
-    Column("layer", "int", "layer", "Layer of the model, counted from 0.", first=0),
+    LAYER,
     Column("tokens", "int", "tokens", "Number of tokens that entered the layer."),
     REACH,
     Column("verdict", "word", "verdict", "Tokens are sub-Gaussian, heavier, or it is undecided."),
@@ -269,35 +265,27 @@ LAYERS = (
 )
 
 
-def layer_row(layer: LayerSummary) -> dict[str, Any]:
+def layer_row(layer: LayerState, tails: TokenTails | None) -> dict[str, Any]:
     """What is known of the tokens that enter the layer."""
-    hidden, whole, text = layer.moments.hidden, layer.tails, layer.text_tails
+    hidden = layer.moments.hidden
     row: dict[str, Any] = {
         column.key: math.nan if column.kind == "float" else "unknown" if column.words else ""
         for column in LAYERS
     }
     row |= {"layer": layer.info.layer, "tokens": layer.moments.q.count}
-    if hidden is None or whole is None or text is None:
+    if hidden is None or tails is None:
         return row | {"verdict": "unknown"}
     told = []
     for kind, plural in KINDS.items():
-        found, without = getattr(whole, plural), getattr(text, plural)
-        row |= {
-            f"{kind}_tail": found.verdict,
-            f"{kind}_tail_text": without.verdict,
-            f"{kind}_shape": found.shape,
-            f"{kind}_shape_low": found.shape_interval[0],
-            f"{kind}_shape_high": found.shape_interval[1],
-            f"{kind}_ratio": found.ratio,
-            f"{kind}_ratio_low": found.ratio_interval[0],
-            f"{kind}_ratio_high": found.ratio_interval[1],
-        }
+        found = getattr(tails, plural)
+        row[f"{kind}_tail"] = found.verdict
+        for name in ("shape", "ratio"):
+            key, ends = f"{kind}_{name}", getattr(found, f"{name}_interval")
+            row |= {key: getattr(found, name), f"{key}_low": ends[0], f"{key}_high": ends[1]}
         told.append(f"{plural.capitalize()}: {found.reason}.")
-        if without.verdict != found.verdict:
-            told.append(f"Without first and special tokens, {without.reason}.")
     return row | {
         "reach": largest_variance(hidden.cov),
-        "verdict": whole.verdict,
+        "verdict": tails.verdict,
         "reason": " ".join(told),
     }
 
@@ -307,68 +295,42 @@ def layer_row(layer: LayerSummary) -> dict[str, Any]:
 TREE = "tree"  # places begin with a point, so that none is this one
 
 
-def layer_rows(state: LayerState) -> list[dict[str, Any]]:
-    """The state as rows of a table: one for the layer itself (head -1) and one for each head."""
-    layer = state.info.layer
-    itself = pack({"info": state.info, "moments": state.moments, "gram": state.gram})
-    rows = [{"layer": layer, "head": -1, "reason": "", "state": itself}]
-    for head, known in state.heads.items():
-        reason, data = (known, b"") if isinstance(known, str) else ("", pack(known))
-        rows.append({"layer": layer, "head": head, "reason": reason, "state": data})
-    return rows
-
-
-def layer_from_rows(
-    rows: Iterable[Mapping[str, Any]], statistics: Sequence[Statistic]
-) -> LayerState:
-    """The state of one layer from its rows."""
-    states = [kind for each in statistics for kind in each.state]
-    classes = {kind.__name__: kind for kind in (*STORED, HeadState, Deposit, Grid, *states)}
-    known: dict[int, Any] = {
-        row["head"]: unpack(row["state"], classes) if row["state"] else row["reason"]
-        for row in rows
-    }
-    return LayerState(**known.pop(-1), heads=known)
-
-
-def pack(value: Any) -> bytes:
-    """Dataclasses, mappings, tensors, numbers and words as bytes."""
+def pack(state: LayerState) -> bytes:
+    """The state of a layer as bytes."""
     tensors: dict[str, Tensor] = {}
-    text = json.dumps(_tree("", value, tensors))
+    text = json.dumps(_tree("", vars(state), tensors))
     tensors[TREE] = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
     return save(tensors)
 
 
-def unpack(data: bytes, classes: Mapping[str, type]) -> Any:
-    """What was packed; ``classes``: the dataclasses that it may hold, by name."""
+def unpack(data: bytes, statistics: Sequence[Statistic]) -> LayerState:
+    """The state from its bytes; no class is made but those of states."""
+    states = [kind for each in statistics for kind in each.state]
+    classes = {kind.__name__: kind for kind in (*STORED, HeadState, *states)}
     tensors = load(data)
-    return _value("", json.loads(bytes(tensors[TREE].numpy())), classes, tensors)
+    found = _value("", json.loads(bytes(tensors[TREE].numpy())), classes, tensors)
+    heads = {int(head): known for head, known in found.pop("heads").items()}
+    return LayerState(**found, heads=heads)
 
 
 def _tree(place: str, value: Any, tensors: dict[str, Tensor]) -> dict[str, Any]:
     if isinstance(value, Tensor):
-        kind: dict[str, Any] = {"tensor": str(value.dtype).removeprefix("torch.")}
-        square = value.ndim >= 2 and value.shape[-1] == value.shape[-2] > 1
-        if square and torch.equal(value, value.mT):  # a half is enough
-            upper = torch.triu_indices(*value.shape[-2:], device=value.device)
-            value, kind = value[..., upper[0], upper[1]], kind | {"side": value.shape[-1]}
         # safetensors refuses tensors that share their memory
         tensors[place] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
-        return kind
+        return {"tensor": str(value.dtype).removeprefix("torch.")}
     if is_dataclass(value):
         parts = {part.name: getattr(value, part.name) for part in fields(value)}
         tree = _tree(place, parts, tensors) | {"class": type(value).__name__}
-        if isinstance(value, Deposit) and value.grid.tol > 1e-8:  # known no better than float32
+        if isinstance(value, Deposit) and value.grid.single:  # known no better than float32
             tensors[f"{place}.cells"] = tensors[f"{place}.cells"].float()
         return tree
+    if isinstance(value, tuple):
+        return _tree(place, dict(enumerate(value)), tensors) | {"class": "tuple"}
     if isinstance(value, Mapping):
         return {"of": {name: _tree(f"{place}.{name}", x, tensors) for name, x in value.items()}}
     if value is None or isinstance(value, bool | int | float | str):
         return {"plain": value}
-    raise TypeError(
-        f"{place[1:]}: expected a dataclass, a mapping, a tensor, a number, a word or None, got"
-        f" {type(value).__name__}"
-    )
+    raise TypeError(f"{place[1:]}: expected a dataclass, a mapping, a tensor or a number")
 
 
 def _value(
@@ -377,12 +339,8 @@ def _value(
     if "plain" in tree:
         return tree["plain"]
     if "tensor" in tree:
-        found = tensors[place].to(getattr(torch, tree["tensor"]))
-        if "side" not in tree:
-            return found
-        row, column = torch.triu_indices(tree["side"], tree["side"])
-        whole = found.new_empty(*found.shape[:-1], tree["side"], tree["side"])
-        whole[..., row, column] = whole[..., column, row] = found
-        return whole
+        return tensors[place].to(getattr(torch, tree["tensor"]))
     parts = {name: _value(f"{place}.{name}", x, classes, tensors) for name, x in tree["of"].items()}
+    if tree.get("class") == "tuple":
+        return tuple(parts.values())
     return classes[tree["class"]](**parts) if "class" in tree else parts

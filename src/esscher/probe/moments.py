@@ -15,11 +15,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import torch
 from torch import Tensor
@@ -74,27 +72,12 @@ def moment_ladder(given: tuple[int, ...] | None, keys: int) -> Indices:
 # ---- one layer
 
 
-@dataclass(frozen=True)
-class Moments:
-    """Mean (D,) and covariance (D, D) of outputs."""
-
-    mean: Tensor
-    cov: Tensor
-
-    @classmethod
-    def of(cls, outputs: Tensor) -> Moments:
-        """Of heads' outputs (H, n, d), side by side: D = H d."""
-        rows = torch.cat(list(outputs), dim=1)
-        mean = rows.mean(0)
-        centred = rows - mean
-        return cls(mean, centred.T @ centred / len(rows))
-
-
-def of_heads(info: LayerInfo, tensors: Tensors, heads: tuple[int, ...]) -> Tensors:
-    """The tokens of some heads, each with the keys and values that it reads."""
-    q, k, v = tensors
-    own = [info.kv_head(head) for head in heads]
-    return q[list(heads)], k[own], v[own]
+def moments_of(outputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean (D,) and covariance (D, D) of heads' outputs (H, n, d), side by side: D = H d."""
+    rows = torch.cat(list(outputs), dim=1)
+    mean = rows.mean(0)
+    centred = rows - mean
+    return mean, centred.T @ centred / len(rows)
 
 
 def block_state(
@@ -127,9 +110,10 @@ def moment_curves(
     """Errors of the mean and of the covariance on n tokens against the whole pool, by head and
     metric, scores times ``factor``; WHOLE_LAYER: all heads side by side.
     """
-    q, k, v = of_heads(info, tensors, heads)
+    read = [info.kv_head(head) for head in heads]  # keys and values of each head
+    q, k, v = tensors[0][list(heads)], tensors[1][read], tensors[2][read]
     pool, width = k.shape[1], v.shape[-1]
-    limit = Moments.of(block_state(info, q, k, v, factor).out)
+    limit_mean, limit_cov = moments_of(block_state(info, q, k, v, factor).out)
     columns = {head: slice(i * width, (i + 1) * width) for i, head in enumerate(heads)}
     columns[WHOLE_LAYER] = slice(None)
     squared = {
@@ -145,11 +129,11 @@ def moment_curves(
         for place, (old, new) in enumerate(itertools.pairwise([0, *n.tolist()])):
             block = block_state(info, queries, keys[:, old:new], values[:, old:new], factor)
             state = merge(state, block)
-            here = Moments.of(state.out[:, :new])
-            mean, cov = here.mean - limit.mean, here.cov - limit.cov
+            mean, cov = moments_of(state.out[:, :new])
             for head, own in columns.items():
-                squared[head, "mean"][repeat, place] = mean[own].square().sum()
-                squared[head, "cov"][repeat, place] = cov[own, own].square().sum()
+                off_mean, off_cov = mean[own] - limit_mean[own], cov[own, own] - limit_cov[own, own]
+                squared[head, "mean"][repeat, place] = off_mean.square().sum()
+                squared[head, "cov"][repeat, place] = off_cov.square().sum()
     origin = (
         f"Monte Carlo, {repeats} repeats; tokens drawn with replacement from a pool of {pool},"
         " nested prefixes"
@@ -157,9 +141,9 @@ def moment_curves(
     curves = {}
     for (head, metric), samples in squared.items():
         own = columns[head]
-        size = limit.cov[own, own].square().sum()
+        size = limit_cov[own, own].square().sum()
         if metric == "mean":  # it may be 0, so its error is compared with the size of an output
-            size = limit.mean[own].square().sum() + limit.cov[own, own].trace()
+            size = limit_mean[own].square().sum() + limit_cov[own, own].trace()
         curves[head, metric] = ErrorCurve.from_repeats(
             n, samples, metric=metric, scale=math.sqrt(float(size)), origin=origin
         )
@@ -189,7 +173,10 @@ def moment_units(session: Session) -> list[Unit]:
 
 def unit_moments(session: Session, unit: Unit) -> dict[str, pd.DataFrame]:
     """Curves and exponents of some layers, as tables."""
-    chosen = pool_tokens(session.pooled)
+    places = np.flatnonzero(session.pooled)
+    few = np.linspace(0, len(places) - 1, min(POOL, len(places))).round().astype(np.int64)
+    chosen = np.zeros_like(session.pooled)  # (W, T): which tokens are the pool
+    chosen.flat[places[few]] = True
     held: dict[int, list[Tensors]] = {layer: [] for layer in unit["layers"]}
     info: dict[int, LayerInfo] = {}
 
@@ -222,15 +209,6 @@ def unit_moments(session: Session, unit: Unit) -> dict[str, pd.DataFrame]:
         "moments": pd.DataFrame(exponents),
         **({"scaled_moments": pd.DataFrame(scaled)} if scaled else {}),
     }
-
-
-def pool_tokens(pooled: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """(W, T): which of the pooled tokens are those of moments."""
-    places = np.flatnonzero(pooled)
-    few = np.linspace(0, len(places) - 1, min(POOL, len(places))).round().astype(np.int64)
-    chosen = np.zeros_like(pooled)
-    chosen.flat[places[few]] = True
-    return chosen
 
 
 def with_moments(

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from esscher.hf.call import AttentionCall, at_least_single, softmax
+from esscher.hf.call import AttentionCall, at_least_single
 from esscher.hf.capture import forward
 from esscher.probe.curves import AllKeys
 from esscher.probe.measure import HeadState, LayerState, head_of
@@ -35,7 +35,6 @@ from esscher.probe.statistic import (
     Numbers,
     Rows,
     Statistic,
-    concatenated,
     token_tensors,
 )
 from esscher.probe.statistics import statistics_of
@@ -44,83 +43,17 @@ from esscher.runs.progress import advance
 KEY_BLOCK = 8192
 
 
-# ---- queries of a window
+def own_call(session: Session, captured: AttentionCall, place: int, window: int) -> AttentionCall:
+    """The attention of the probe's queries in a window; ``place``: of the window in the batch."""
+    at = torch.from_numpy(session.queries.positions[session.queries.inside(window)])
+    return captured.take(at.to(captured.query.device), place)
 
 
-@dataclass(frozen=True, eq=False)
-class WindowQueries:
-    """The queries at some positions of a window, in one layer.
-
-    ``scores`` (H, m, T) are capped and biased as the model does it, -inf where a query does not see
-    a key. ``place``: of the window in the captured batch.
-    """
-
-    session: Session
-    captured: AttentionCall
-    place: int
-    window: int
-    positions: Indices
-
-    def at(self, positions: Indices) -> WindowQueries:
-        """Other queries of the same window."""
-        return WindowQueries(self.session, self.captured, self.place, self.window, positions)
-
-    @cached_property
-    def index(self) -> Tensor:
-        return torch.from_numpy(self.positions).to(self.captured.query.device)
-
-    @cached_property
-    def call(self) -> AttentionCall:
-        return self.captured.take(self.index, self.place)
-
-    @cached_property
-    def q(self) -> Tensor:
-        """(H, m, k)."""
-        return at_least_single(self.call.query[0])
-
-    @cached_property
-    def k(self) -> Tensor:
-        """(H_kv, T, k)."""
-        return at_least_single(self.call.key[0])
-
-    @cached_property
-    def v(self) -> Tensor:
-        return at_least_single(self.call.value[0])
-
-    @cached_property
-    def sinks(self) -> Tensor | None:
-        """(H,): a logit that stands in the softmax without a key (gpt_oss)."""
-        return None if self.call.sinks is None else at_least_single(self.call.sinks)
-
-    @cached_property
-    def scores(self) -> Tensor:
-        return self.call.scores()[0]
-
-    @cached_property
-    def weights(self) -> Tensor:
-        """(H, m, T); beside a sink logit they sum to less than 1."""
-        return softmax(self.scores, self.sinks)
-
-    @cached_property
-    def seen(self) -> Tensor:
-        """(1 or H, m, T)."""
-        return self.captured.visible(self.index)[self.place]
-
-    def seen_by(self, head: int) -> Tensor:
-        """Which keys (m, T) the queries of a head see."""
-        return self.seen[head if len(self.seen) > 1 else 0]
-
-    @property
-    def heads(self) -> int:
-        return self.captured.heads
-
-
-def own_queries(
-    session: Session, captured: AttentionCall, place: int, window: int
-) -> WindowQueries:
-    """Those of the probe."""
-    positions = session.queries.positions[session.queries.inside(window)]
-    return WindowQueries(session, captured, place, window, positions)
+def resting(session: Session, window: int) -> Tensor:
+    """(T,): which tokens of a window are its first one or special ones."""
+    found = torch.from_numpy(session.windows.special[window].copy())
+    found[0] = True
+    return found
 
 
 # ---- a query's own context
@@ -185,21 +118,32 @@ class WindowLayer:
         return LayerInfo.of(self.captured, own=True)
 
     @cached_property
-    def queries(self) -> WindowQueries:
-        return own_queries(self.session, self.captured, 0, self.number)
+    def call(self) -> AttentionCall:
+        return own_call(self.session, self.captured, 0, self.number)
+
+    @cached_property
+    def scores(self) -> Tensor:
+        """(H, m, T) of the probe's queries; -inf where a query does not see a key."""
+        return self.call.scores()[0]
+
+    @cached_property
+    def seen(self) -> Tensor:
+        """(H, m, T)."""
+        every = torch.arange(self.call.query.shape[2], device=self.call.query.device)
+        return self.call.visible(every)[0].expand(self.call.heads, -1, -1)
 
     @cached_property
     def outputs(self) -> Tensor:
         """(H, m, d_v): the model's own."""
-        return self.captured.output(self.queries.index)[0].to(self.queries.v.dtype)
+        return at_least_single(self.call.output()[0])
 
     def head_states(self) -> dict[int, HeadState | str]:
         """The numbers of each head's queries, or why it has none."""
-        statistics = statistics_of(self.session.spec)
-        in_window = {each.name: each.in_window(self.queries) for each in statistics}
+        statistics, rest = statistics_of(self.session.spec), resting(self.session, self.number)
+        in_window = {each.name: each.in_window(self.call, rest) for each in statistics}
         heads: dict[int, HeadState | str] = {}
         for head in self.session.heads(self.info.layer):
-            rows = (self.queries.seen_by(head).sum(1) >= FEWEST).nonzero()[:, 0]
+            rows = (self.seen[head].sum(1) >= FEWEST).nonzero()[:, 0]
             if not len(rows):
                 heads[head] = ""
                 continue
@@ -215,7 +159,9 @@ class WindowLayer:
             except ValueError as reason:
                 heads[head] = str(reason)
                 continue
-            found = {n: {key: x.cpu() for key, x in part.items()} for n, part in found.items()}
+            found = {  # a view would be stored with all that it is a view of
+                n: {key: x.cpu().clone() for key, x in part.items()} for n, part in found.items()
+            }
             assert view.seen is not None
             numbers = torch.from_numpy(self.session.queries.inside(self.number))[rows.cpu()]
             keys = (view.seen & (view.positions >= 0)).sum(1).cpu()
@@ -224,21 +170,20 @@ class WindowLayer:
 
     def _view(self, head: int, rows: Tensor) -> HeadView:
         """The queries of one head that see enough keys, and all that they see."""
-        session, queries, info = self.session, self.queries, self.info
-        seen = queries.seen_by(head)[rows]
-        some = seen.any(0)
-        keys = slice(None) if bool(some.all()) else some.nonzero()[:, 0]
-        seen, scores = seen[:, keys], queries.scores[head, rows][:, keys]
-        own = info.kv_head(head)
-        q, k, v = queries.q[head, rows], queries.k[own, keys], queries.v[own, keys]
+        session, call, info = self.session, self.call, self.info
+        seen, own = self.seen[head, rows], info.kv_head(head)
+        keys = seen.any(0).nonzero()[:, 0]
+        seen, scores = seen[:, keys], self.scores[head, rows][:, keys]
+        parts = call.query[0, head, rows], call.key[0, own, keys], call.value[0, own, keys]
+        q, k, v = (at_least_single(x) for x in parts)
         if not bool((torch.isfinite(scores) | ~seen).all()) or not bool(torch.isfinite(v).all()):
             raise ValueError(OVERFLOW)
-        bias = queries.call.bias
+        bias = call.bias
         if bias is not None:
             bias = at_least_single(bias[0, head if bias.shape[1] > 1 else 0])[rows][:, keys]
-        sink = None if queries.sinks is None else queries.sinks[head].expand(len(rows))
+        sink = None if call.sinks is None else at_least_single(call.sinks[head]).expand(len(rows))
         everything = AllKeys(q, k, v, info.scale, bias, seen, info.softcap, sink)
-        positions = torch.arange(queries.k.shape[1], device=k.device)[keys]
+        positions = keys
         if sink is not None:  # draws take it for one more key, of value 0
             scores = torch.cat([scores, sink[:, None]], 1)
             k, v, seen = pad(k, (0, 0, 0, 1)), pad(v, (0, 0, 0, 1)), pad(seen, (0, 1), value=True)
@@ -266,11 +211,11 @@ class WindowLayer:
 
 @dataclass(frozen=True)
 class LayerQueries:
-    """Queries (H, m, k) of a layer, and what statistics found in their own windows, by head."""
+    """Queries (H, m, k) of a layer, and what statistics found in their own windows, (H, m)."""
 
     info: LayerInfo
     q: Tensor
-    windows: dict[int, dict[str, dict[str, Tensor]]]
+    windows: dict[str, dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -289,49 +234,36 @@ class HeldLayer:
 
 def pooled_rows(session: Session, captured: AttentionCall, batch: Indices) -> Rows:
     """The pooled tokens of a batch of windows."""
-    masks = (session.pooled, session.windows.special, session.pieces)
-    pooled, special, pieces = (
-        torch.from_numpy(mask[batch]).to(captured.query.device) for mask in masks
-    )
+    masks = (session.pooled, session.pieces)
+    pooled, pieces = (torch.from_numpy(mask[batch]).to(captured.query.device) for mask in masks)
     hidden = None if captured.hidden is None else at_least_single(captured.hidden)[pooled]
     positions = pooled.nonzero()[:, 1]
-    sinks = (positions == 0) | special[pooled]
-    return Rows(*token_tensors(captured, pooled), hidden, positions, sinks, pieces[pooled])
+    return Rows(*token_tensors(captured, pooled), hidden, positions, pieces[pooled])
 
 
 def capture_queries(session: Session, layers: Sequence[int]) -> dict[int, LayerQueries]:
     """The queries of some layers, by forward passes over their windows."""
     statistics = statistics_of(session.spec)
     info: dict[int, LayerInfo] = {}
-    queries: dict[int, list[Tensor]] = {layer: [] for layer in layers}
-    found: dict[int, list[dict[str, Numbers]]] = {layer: [] for layer in layers}
+    parts: dict[int, list[tuple[Tensor, dict[str, Numbers]]]] = {layer: [] for layer in layers}
 
     def sink(captured: AttentionCall, batch: Indices) -> None:
-        layer = captured.layer
-        info[layer] = LayerInfo.of(captured)
+        info[captured.layer] = LayerInfo.of(captured)
         for place, window in enumerate(batch.tolist()):
-            own = own_queries(session, captured, place, window)
-            queries[layer].append(own.q)
-            found[layer].append({each.name: each.in_window(own) for each in statistics})
+            own, rest = own_call(session, captured, place, window), resting(session, window)
+            numbers = {each.name: each.in_window(own, rest) for each in statistics}
+            parts[captured.layer].append((at_least_single(own.query[0]), numbers))
 
     session.run(session.query_windows, layers, sink)
-
-    def of_head(layer: int, head: int, name: str) -> dict[str, Tensor]:
-        parts = (part[name] for part in found[layer])
-        return concatenated([{key: x[head].cpu() for key, x in part.items()} for part in parts])
-
-    names = [each.name for each in statistics]
-    return {
-        layer: LayerQueries(
-            info[layer],
-            torch.cat(queries[layer], dim=1),
-            {
-                head: {name: of_head(layer, head, name) for name in names}
-                for head in session.heads(layer)
-            },
-        )
-        for layer in layers
-    }
+    found = {}
+    for layer in layers:
+        queries, numbers = zip(*parts[layer], strict=True)
+        joined = {
+            name: {key: torch.cat([one[name][key] for one in numbers], 1).cpu() for key in own}
+            for name, own in numbers[0].items()
+        }
+        found[layer] = LayerQueries(info[layer], torch.cat(queries, dim=1), joined)
+    return found
 
 
 def hold(session: Session, layers: tuple[int, ...], part: int) -> dict[int, HeldLayer]:
@@ -422,9 +354,11 @@ def _head_state(
         if not bool(torch.isfinite(block.scores).all()):
             raise ValueError(OVERFLOW)
         states = {each.name: each.update(states[each.name], block) for each in statistics}
-    found = held.queries.windows[head]
+    found = {
+        name: {key: x[head] for key, x in own.items()} for name, own in held.queries.windows.items()
+    }
     for each in statistics:  # those that do not stream see all keys at once
         if not each.streams:
-            found = found | {each.name: {**found[each.name], **each.measure(view)}}
+            found[each.name] |= each.measure(view)
     numbers = torch.arange(len(q))
     return HeadState(states, found, numbers, kept, torch.full_like(numbers, len(k)))

@@ -73,11 +73,6 @@ class RuleQueries:
     judged: Indices
     cut: int | None
 
-    @property
-    def positions(self) -> Indices:
-        """Those that choose, and then those that are judged."""
-        return np.concatenate([self.choosing, self.judged])
-
 
 @dataclass(frozen=True, eq=False)
 class Session:
@@ -251,12 +246,6 @@ class Session:
         drawn = generator.choice(others, min(spec.observe, len(text) // 2), replace=False)
         return RuleQueries(np.sort(drawn), judged, None)
 
-    @property
-    def cache_keys(self) -> int:
-        """Keys of the largest cache that keep rules choose from."""
-        cuts = {window: self.rule_queries(window).cut for window in self.query_windows.tolist()}
-        return max(int(self.pooled[window, :cut].sum()) for window, cut in cuts.items())
-
     def run(self, windows: Indices, layers: Sequence[int], sink: WindowSink) -> None:
         """Forward passes over these windows; the sink sees each layer of each batch, with the
         batch's window numbers.
@@ -342,7 +331,14 @@ def _read(spec: ProbeSpec, loaded: Loaded) -> Session:
 def session_on(spec: ProbeSpec, loaded: Loaded, windows: Windows) -> Session:
     """The session of a spec on windows that are there already."""
     spec = concrete(spec, loaded)
-    _check_heads(spec, loaded)
+    layers = spec.layers if spec.layers is not None else range(loaded.layers)
+    if max(layers) >= loaded.layers:
+        raise ValueError(
+            f"layers: {loaded.name} has layers 0 to {loaded.layers - 1}, got {max(layers)}"
+        )
+    fewest = min(loaded.shapes[layer].heads for layer in layers)
+    if spec.heads is not None and max(spec.heads) >= fewest:
+        raise ValueError(f"heads: {loaded.name} has heads 0 to {fewest - 1}, got {max(spec.heads)}")
     own = spec.pool == "sequence"
     pooled = windows.text | windows.special if own else windows.text
     place = np.cumsum(pooled, dtype=np.int64).reshape(pooled.shape) - pooled
@@ -386,17 +382,6 @@ def window_length(spec: ProbeSpec, loaded: Loaded) -> int:
             f" {most}"
         )
     return spec.window
-
-
-def _check_heads(spec: ProbeSpec, loaded: Loaded) -> None:
-    if spec.layers is not None and max(spec.layers) >= loaded.layers:
-        raise ValueError(
-            f"layers: {loaded.name} has layers 0 to {loaded.layers - 1}, got {max(spec.layers)}"
-        )
-    layers = spec.layers if spec.layers is not None else range(loaded.layers)
-    fewest = min(loaded.shapes[layer].heads for layer in layers)
-    if spec.heads is not None and max(spec.heads) >= fewest:
-        raise ValueError(f"heads: {loaded.name} has heads 0 to {fewest - 1}, got {max(spec.heads)}")
 
 
 def _queries(

@@ -26,19 +26,20 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import torch
+from jaxtyping import Float64
 from torch import Tensor
 
+from esscher.errors.grid import Deposit, Grid
 from esscher.hf.call import AttentionCall, at_least_single, score
+from esscher.inputs import as_tensor
 from esscher.probe.spec import ProbeSpec
 from esscher.runs.columns import Column
 from esscher.tails import extremes
-from esscher.tails import moments as token_moments
 from esscher.tails.extremes import Extremes, TokenTails
-from esscher.tails.moments import TokenMoments
 
 if TYPE_CHECKING:
     from esscher.probe.curves import AllKeys
-    from esscher.probe.pools import WindowLayer, WindowQueries
+    from esscher.probe.pools import WindowLayer
     from esscher.probe.session import Queries, Session
 
 Numbers = Mapping[str, Tensor]
@@ -99,7 +100,7 @@ def token_tensors(captured: AttentionCall, chosen: Tensor) -> tuple[Tensor, Tens
 @dataclass(frozen=True)
 class Rows:
     """Pooled tokens of a block: q (H, B, k), k and v (H_kv, B, .), hidden (B, d) or None, positions
-    in their windows (B,), which are first or special ones (B,), and the piece of the pool (B,).
+    in their windows (B,), and the piece of the pool (B,).
     """
 
     q: Tensor
@@ -107,8 +108,49 @@ class Rows:
     v: Tensor
     hidden: Tensor | None
     positions: Tensor
-    sinks: Tensor
     pieces: Tensor
+
+
+@dataclass(frozen=True)
+class TokenMoments:
+    """Mean m and scatter S = sum (y - m)(y - m)^T of n tokens y, float64; ``batch`` axes (heads)
+    are separate sets of one common number.
+    """
+
+    count: int
+    mean: Float64[Tensor, "*batch d"]
+    scatter: Float64[Tensor, "*batch d d"]
+
+    @property
+    def cov(self) -> Float64[Tensor, "*batch d d"]:
+        """Covariance of the tokens themselves: it divides by their number."""
+        return self.scatter / self.count
+
+    @classmethod
+    def of(cls, rows: Tensor) -> TokenMoments:
+        """Of a block of tokens, (B, d) or, with heads, (H, B, d). It is centred at its own mean, so
+        a large common offset costs no digits.
+        """
+        rows = as_tensor(rows, "rows").double()
+        count = max(rows.shape[-2], 1)
+        mean = rows.sum(-2) / count
+        apart = rows - mean[..., None, :]
+        slip = apart.sum(-2) / count  # what rounding left of the mean
+        apart = apart - slip[..., None, :]
+        return cls(rows.shape[-2], mean + slip, apart.mT @ apart)
+
+    def merge(self, other: TokenMoments) -> TokenMoments:
+        """Over the tokens of both (Chan, Golub, LeVeque 1983): with n = n_a + n_b, D = m_b - m_a,
+
+        m = m_a + n_b / n D,      S = S_a + S_b + n_a n_b / n D D^T.
+        """
+        if self.count == 0 or other.count == 0:
+            return self if other.count == 0 else other
+        count = self.count + other.count
+        share, apart = other.count / count, other.mean - self.mean
+        between = self.count * share * (apart[..., :, None] * apart[..., None, :])
+        scatter = self.scatter + other.scatter + between
+        return TokenMoments(count, self.mean + share * apart, scatter)
 
 
 @dataclass(frozen=True)
@@ -116,8 +158,7 @@ class LayerMoments:
     """Streaming moments of what entered the layer and of its queries, keys and values.
 
     ``cross`` is sum (q - E q)(k - E k)^T over the tokens, q and k of the same one: with the
-    scatters of q and k that of the pair (q, k). ``text`` and ``sinks``: extremes of what entered
-    the layer, first and special tokens apart.
+    scatters of q and k that of the pair (q, k). ``extremes``: of what entered the layer.
     """
 
     hidden: TokenMoments | None
@@ -125,52 +166,35 @@ class LayerMoments:
     k: TokenMoments
     v: TokenMoments
     cross: Tensor  # (H, k, k) float64: k is that of the key-value head which the head reads
-    text: Extremes | None
-    sinks: Extremes | None
+    extremes: Extremes | None
 
     @classmethod
     def of(cls, rows: Rows) -> LayerMoments:
-        hidden = text = sinks = None
+        hidden = largest = None
         if rows.hidden is not None:
-            width, device = rows.hidden.shape[-1], rows.hidden.device
-            hidden = token_moments.update(token_moments.init(width, device=device), rows.hidden)
-            none = extremes.init(width, dtype=rows.hidden.dtype, device=device)
-            text = extremes.update(none, rows.hidden[~rows.sinks])
-            sinks = none
-            if bool(rows.sinks.any()):
-                sinks = extremes.update(none, rows.hidden[rows.sinks])
-        q, k, v = (
-            token_moments.update(token_moments.init(x.shape[-1], (x.shape[0],), device=x.device), x)
-            for x in (rows.q, rows.k, rows.v)
-        )
+            hidden = TokenMoments.of(rows.hidden)
+            none = extremes.init(rows.hidden.shape[-1], dtype=rows.hidden.dtype)
+            largest = extremes.update(none, rows.hidden)
+        q, k, v = (TokenMoments.of(x) for x in (rows.q, rows.k, rows.v))
         apart = rows.k.double() - k.mean[:, None]  # its sum is 0: queries need not be centred
         cross = _of_each_head(apart, len(rows.q)).transpose(1, 2) @ rows.q.double()
-        return cls(hidden, q, k, v, cross.transpose(1, 2), text, sinks)
+        return cls(hidden, q, k, v, cross.transpose(1, 2), largest)
 
     def merge(self, other: LayerMoments) -> LayerMoments:
         """Over the tokens of both; means that lie apart add n_a n_b / n D_q D_k^T to the cross
         scatter.
         """
-        q, k, v = (token_moments.merge(getattr(self, name), getattr(other, name)) for name in "qkv")
+        q, k, v = (getattr(self, name).merge(getattr(other, name)) for name in "qkv")
         a, b = self.q.count, other.q.count
         dq = other.q.mean - self.q.mean
         dk = _of_each_head(other.k.mean - self.k.mean, len(dq))
         cross = self.cross + other.cross + a * b / max(a + b, 1) * dq[:, :, None] * dk[:, None, :]
-        if self.hidden is None or other.hidden is None:
-            return LayerMoments(None, q, k, v, cross, None, None)
-        assert self.text is not None
-        assert self.sinks is not None
-        assert other.text is not None
-        assert other.sinks is not None
-        return LayerMoments(
-            token_moments.merge(self.hidden, other.hidden),
-            q,
-            k,
-            v,
-            cross,
-            extremes.merge(self.text, other.text),
-            extremes.merge(self.sinks, other.sinks),
-        )
+        hidden = largest = None
+        if self.hidden is not None and other.hidden is not None:
+            hidden = self.hidden.merge(other.hidden)
+        if self.extremes is not None and other.extremes is not None:
+            largest = extremes.merge(self.extremes, other.extremes)
+        return LayerMoments(hidden, q, k, v, cross, largest)
 
     def pair_cov(self, head: int, kv_head: int) -> Tensor:
         """Covariance (2k, 2k) of a head's token (q, k)."""
@@ -185,36 +209,12 @@ def _of_each_head(x: Tensor, heads: int) -> Tensor:
     return x.repeat_interleave(heads // len(x), dim=0)
 
 
-@dataclass(frozen=True)
-class LayerSummary:
-    """What is known of a layer's tokens in the end. ``gram`` (H, k, k): W_q W_q^T of each head
-    where q and k are affine in what enters the layer; None elsewhere. ``tails``: of what enters the
-    layer; ``text_tails``: without first and special tokens.
-    """
-
-    info: LayerInfo
-    moments: LayerMoments
-    gram: Tensor | None
-    tails: TokenTails | None
-    text_tails: TokenTails | None
-
-    @classmethod
-    def of(cls, info: LayerInfo, moments: LayerMoments, gram: Tensor | None) -> LayerSummary:
-        text, sinks = moments.text, moments.sinks
-        if text is None or sinks is None:
-            return cls(info, moments, gram, None, None)
-        tails = text_tails = extremes.finish(extremes.merge(text, sinks))
-        if sinks.count and text.count:
-            text_tails = extremes.finish(text)
-        return cls(info, moments, gram, tails, text_tails)
-
-
 def largest_variance(cov: Tensor) -> float:
     """In any direction: the norm of a covariance."""
     return float(torch.linalg.eigvalsh(cov)[-1])
 
 
-STORED = (LayerInfo, LayerMoments, TokenMoments, Extremes)
+STORED = (LayerInfo, LayerMoments, TokenMoments, Extremes, Deposit, Grid)
 
 
 # ---- a head, and a statistic of it
@@ -288,7 +288,9 @@ class HeadEnd(Head):
     """What a statistic may know at the end."""
 
     session: Session
-    layer: LayerSummary
+    moments: LayerMoments
+    tails: TokenTails | None  # of what entered the layer
+    gram: Tensor | None  # (H, k, k): W_q W_q^T where q and k are affine in what enters the layer
     queries: Queries  # where each of the m queries stands
     kept: npt.NDArray[np.int64]  # (m_kept,): which of them are the kept ones
     found: Mapping[str, Numbers]  # numbers of all statistics, by name
@@ -334,8 +336,10 @@ class Statistic:
         """
         return None
 
-    def in_window(self, window: WindowQueries) -> Numbers:
-        """Numbers (heads, ...) from the queries' own window, whatever the pool is."""
+    def in_window(self, call: AttentionCall, resting: Tensor) -> Numbers:
+        """Numbers (heads, ...) from the attention of queries in their own window, whatever the pool
+        is. ``resting``: which of its tokens are the first or special ones.
+        """
         return {}
 
     def finish(self, found: Numbers, end: HeadEnd) -> Result:
@@ -360,21 +364,3 @@ class Statistic:
     def reduce(self, state: Any, head: Head) -> Numbers:
         """What is left after the last key."""
         return {}
-
-
-def concatenated(parts: list[Numbers]) -> dict[str, Tensor]:
-    """Numbers of different queries, one below the other; rows of other lengths grow by zeros at
-    their beginning.
-    """
-    names = dict.fromkeys(name for part in parts for name in part)
-    found = {}
-    for name in names:
-        tensors = [part[name] for part in parts if name in part]
-        if tensors[0].ndim > 1:
-            longest = max(tensor.shape[-1] for tensor in tensors)
-            tensors = [
-                torch.nn.functional.pad(tensor, (longest - tensor.shape[-1], 0))
-                for tensor in tensors
-            ]
-        found[name] = torch.cat(tensors)
-    return found

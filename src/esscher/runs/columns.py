@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -49,6 +49,16 @@ class Column:
     @property
     def header(self) -> str:
         return self.short or self.label
+
+
+def with_ends(column: Column, interval: str = "interval") -> tuple[Column, Column, Column]:
+    """The column, and two columns with the ends of its interval."""
+    low, high = f"{column.key}_low", f"{column.key}_high"
+    return (
+        replace(column, ends=(low, high)),
+        Column(low, "float", f"{column.label}, low", f"Lower end of its {interval}."),
+        Column(high, "float", f"{column.label}, high", f"Upper end of its {interval}."),
+    )
 
 
 Declared = Mapping[str, Sequence[Column]]

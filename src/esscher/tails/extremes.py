@@ -60,10 +60,7 @@ FEWEST = 30  # exceedances below which nothing is fitted
 GROUPS = 10  # and groups of them
 NORMAL = float(scipy.special.ndtri(0.975))  # of 95 % intervals, and of the verdict
 SMALLEST_SHAPE = -0.5
-ROOT = math.sqrt(2.0 / math.pi)
-# thresholds in deviations from which the hazard's expansion has all digits that its formula has
-FAR = 1e3
-FLAT = 1e-6  # xi and t so near 0 that the law is exponential
+FAR = 1e3  # thresholds in deviations from which the hazard's expansion has more digits
 
 MEANINGS = {
     "sub-Gaussian": "the sub-Gaussian law fits better than any Pareto law",
@@ -252,45 +249,9 @@ def compare(values: Floats, threshold: float, groups: npt.NDArray[np.int64]) -> 
 
 
 def _fit_pareto(excess: Floats) -> tuple[float, float]:
-    """Shape and scale of largest likelihood. With t = xi / b the best xi is mean log(1 + t e), and
-    the likelihood of t
-
-        l(t) = - log(xi / t) - xi - 1
-
-    has one variable (Grimshaw, Technometrics 35, 1993): its best place on a grid, then the root of
-    its slope beside that.
-    """
-    x = excess / excess.mean()
-
-    def shape_of(t: float) -> float:
-        return float(np.log1p(t * x).mean())
-
-    def loss(t: float) -> float:
-        shape = shape_of(t)
-        return 1.0 if abs(t) < FLAT else math.log(shape / t) + shape + 1.0
-
-    def slope(t: float) -> float:
-        bend = float((x / (1.0 + t * x)).mean())
-        return (
-            1.0 - 0.5 * float(np.square(x).mean())
-            if abs(t) < FLAT
-            else bend / shape_of(t) - 1.0 / t + bend
-        )
-
-    first = -(1.0 - 1e-12) / float(x.max())
-    if shape_of(first) < SMALLEST_SHAPE:
-        first = scipy.optimize.brentq(lambda t: shape_of(t) - SMALLEST_SHAPE, first, 0.0)
-    grid = np.concatenate(
-        [np.geomspace(first, 1e-2 * first, 16), [0.0], np.geomspace(1e-2, 1e6, 48)]
-    )
-    best = int(np.argmin([loss(t) for t in grid]))
-    ends = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, len(grid) - 1)])
-    t = float(grid[best])
-    if slope(ends[0]) < 0.0 < slope(ends[1]):
-        t = float(scipy.optimize.brentq(slope, *ends, xtol=1e-14))
-    shape = shape_of(t)
-    mean = float(excess.mean())
-    return (0.0, mean) if abs(t) < FLAT else (shape, mean * shape / t)
+    """Shape and scale of largest likelihood; a shape below SMALLEST_SHAPE is told as that."""
+    shape, _, scale = scipy.stats.genpareto.fit(excess, floc=0.0)
+    return max(float(shape), SMALLEST_SHAPE), float(scale)
 
 
 def _fit_gaussian(z: Floats, u: float) -> tuple[float, Floats]:
@@ -300,21 +261,17 @@ def _fit_gaussian(z: Floats, u: float) -> tuple[float, Floats]:
     (h(x) - x))/2, and the last factor lies between 1/2 and 1. Q(x) = exp(-x^2/2) erfcx(x / sqrt 2)
     / 2: no exponential is left to underflow.
     """
-    half = 0.5 * (z - u) * (z + u)
+    half, root = 0.5 * (z - u) * (z + u), math.sqrt(2.0 / math.pi)
     mean = float(half.mean())
 
     def miss(variance: float) -> float:
         x = u / math.sqrt(variance)
-        factor = (
-            1.0 - 1.0 / x**2
-            if x > FAR
-            else 0.5 + 0.5 * x * (ROOT / scipy.special.erfcx(x / math.sqrt(2.0)) - x)
-        )
-        return variance / mean * factor - 1.0
+        hazard = root / scipy.special.erfcx(x / math.sqrt(2.0))
+        factor = 1.0 - 1.0 / x**2 if x > FAR else 0.5 + 0.5 * x * (hazard - x)
+        return float(variance / mean * factor - 1.0)
 
     variance = float(scipy.optimize.brentq(miss, 0.99 * mean, 2.01 * mean, xtol=1e-15 * mean))
     sigma = math.sqrt(variance)
-    density: Floats = -half / variance - math.log(
-        sigma * scipy.special.erfcx(u / (sigma * math.sqrt(2.0))) / ROOT
-    )
+    beyond = sigma * scipy.special.erfcx(u / (sigma * math.sqrt(2.0))) / root
+    density: Floats = -half / variance - math.log(beyond)
     return sigma, density

@@ -38,7 +38,7 @@ from torch import Tensor
 from esscher.errors import grid as deposit
 from esscher.errors.grid import Deposit, Grid
 from esscher.errors.integral import TINY
-from esscher.errors.scatter import exponential_gain, weight_table
+from esscher.errors.scatter import exponential_gain
 from esscher.inputs import as_count, as_tensor
 
 Floats = npt.NDArray[np.float64]
@@ -142,40 +142,22 @@ def finish(state: TopScores) -> TailFit:
     counts = state.count.cpu().numpy()
     if not counts.size or counts.min() == 0:
         raise ValueError("finish: a query of the state has seen no key; update it first")
-    khat, low, high = np.empty((3, counts.size))
+    shape, size, khat = np.empty((3, counts.size))
     totals, place = np.unique(counts, return_inverse=True)
     lengths = np.array([tail_length(total) for total in totals.tolist()])[place]
     # queries whose tails are as long are fitted together
     for length in np.unique(lengths).tolist():
         own = lengths == length
         rows = state.scores[torch.from_numpy(own).to(state.scores.device)]
-        fit = pareto_khat(rows[:, torch.isfinite(rows).all(0)], int(counts[own].min()))
-        khat[own], low[own], high[own] = fit.khat, fit.low, fit.high
-    threshold = khat_threshold(round(float(counts.mean())))
-    return TailFit(khat, low, high, threshold, _label(khat, threshold))
-
-
-def pareto_khat(log_weights: Any, total: Any) -> TailFit:
-    """k-hat of each row's ``total`` weights from the logarithms of its largest, (m, K) or (K,), in
-    any order.
-
-    K should be at least tail_length(total) + 1; a shorter row fits the K - 1 it has. Any constant
-    may be added to a row.
-    """
-    tensor = as_tensor(log_weights, "log_weights")
-    if tensor.ndim not in (1, 2):
-        raise ValueError(
-            f"log_weights: expected a row or rows of logarithms, got shape {tuple(tensor.shape)}"
-        )
-    rows = np.atleast_2d(tensor.detach().double().cpu().numpy())
-    total = as_count(total, "total")
-    if rows.shape[1] > total:
-        raise ValueError(f"total: expected at least the {rows.shape[1]} weights given, got {total}")
-    tail = min(tail_length(total), rows.shape[1] - 1)
-    threshold = khat_threshold(total)
-    shape, size, khat = _fit_rows(rows, tail)
+        rows = rows[:, torch.isfinite(rows).all(0)]
+        fit = _fit_rows(rows.double().cpu().numpy(), min(length, rows.shape[1] - 1))
+        shape[own], size[own], khat[own] = fit
     half = NORMAL * np.maximum(1.0 + shape, 0.5) / np.sqrt(size)
-    return TailFit(khat, shape - half, shape + half, threshold, _label(khat, threshold))
+    threshold = khat_threshold(round(float(counts.mean())))
+    middle, label = _median(khat), "unknown"
+    if not math.isnan(middle):
+        label = "good" if middle <= threshold else "bad" if middle <= BAD else "very bad"
+    return TailFit(khat, shape - half, shape + half, threshold, label)
 
 
 def gaussian_khat(s: Any, total: Any) -> Floats:
@@ -244,13 +226,6 @@ def _zhang_stephens(x: Floats) -> Floats:
     return result
 
 
-def _label(khat: Floats, threshold: float) -> str:
-    middle = _median(khat)
-    if math.isnan(middle):
-        return "unknown"
-    return "good" if middle <= threshold else "bad" if middle <= BAD else "very bad"
-
-
 def _median(values: Floats) -> float:
     known = values[~np.isnan(values)]
     return float(np.median(known)) if known.size else math.nan
@@ -259,67 +234,40 @@ def _median(values: Floats) -> float:
 # ---- softmax statistics, and the upper tail of the scores, from binned masses
 
 
-@dataclass(frozen=True)
-class SoftmaxStatistics:
-    """Per query (m,): effective tokens 1/sum p^2, entropy in nats, and deviation of the scores."""
+def score_statistics(state: Deposit) -> dict[str, Floats]:
+    """Of each query, over the keys that were deposited: ``effective`` tokens 1/sum p^2 and ``sd``,
+    the deviation of the scores, (m,); ``survival`` (m, 8), the share of the scores above z =
+    SURVIVAL_AT deviations from their mean.
 
-    effective_tokens: Floats
-    entropy: Floats
-    sd: Floats
-
-
-def softmax_statistics(state: Deposit) -> SoftmaxStatistics:
-    """Statistics of softmax over the keys that were deposited.
-
-    sum_j exp(a s_j) = sum_l mass_l exp(a centre_l) / gain(a), and the entropy is log sum exp less
-    its derivative in a at 1. The relative error, about 2 (a spacing / 2 pi)^points, is 3e-7 (a = 1)
-    and 5e-6 (a = 2) at 4 points and 1/8.
-    """
-    cells, centre = _cells(state)
-    points, spacing = state.grid.points, state.grid.spacing
-    _, variance = _moments(state)
-    with np.errstate(divide="ignore"):
-        logs = np.log(cells)
-    first, slope = _tilted(logs, centre, 1.0)
-    second, _ = _tilted(logs, centre, 2.0)
-    first -= math.log(exponential_gain(points, spacing))
-    second -= math.log(exponential_gain(points, 2.0 * spacing))
-    taps = np.arange(points) - (points // 2 - 1)
-    weight = weight_table(points)[:, 0] * np.exp(spacing * taps)
-    slope -= spacing * float(taps @ weight) / float(weight.sum())
-    entropy = np.maximum(first - slope, 0.0)
-    return SoftmaxStatistics(np.exp(2.0 * first - second), entropy, np.sqrt(variance))
-
-
-def _tilted(logs: Floats, centre: Floats, rate: float) -> tuple[Floats, Floats]:
-    """log sum_l mass_l exp(rate centre_l), and the mean centre under these weights."""
-    exponent = logs + rate * centre
-    top = exponent.max(axis=1, keepdims=True)
-    weight = np.exp(exponent - top)
-    total = weight.sum(axis=1)
-    return np.log(total) + top[:, 0], (weight * centre).sum(axis=1) / total
-
-
-def survival(state: Deposit) -> Floats:
-    """Share of each query's scores above z = SURVIVAL_AT deviations from their mean, (m, 8).
-
-    Within a cell the mass is spread evenly: with the B-spline that adds (points + 1) spacing^2 / 12
-    to the variance, and z is measured in the deviation that includes it. NaN for queries whose
+    sum_j exp(a s_j) = sum_l mass_l exp(a centre_l) / gain(a), with a relative error of about 2 (a
+    spacing / 2 pi)^points: 3e-7 (a = 1) and 5e-6 (a = 2) at 4 points and 1/8. Within a cell the
+    mass is spread evenly: with the B-spline that adds (points + 1) spacing^2 / 12 to the variance,
+    and z is measured in the deviation that includes it. No survival (NaN) for queries whose
     deviation is below RESOLVED cells: softmax over them is nearly uniform.
     """
-    cells, centre = _cells(state)
     points, spacing = state.grid.points, state.grid.spacing
-    mean, variance = _moments(state)
+    cells = state.cells[-2].double().clamp_min(0.0).cpu().numpy()  # splines may round below 0
+    number = state.end.cpu().numpy()[:, None] + np.arange(-cells.shape[1], 0)
+    centre = (number + points / 2) * spacing
+    share = cells / cells.sum(axis=1, keepdims=True)
+    mean = (share * centre).sum(axis=1, keepdims=True)
+    wide = (share * np.square(centre - mean)).sum(axis=1, keepdims=True)
+    variance = np.maximum(wide - points * spacing**2 / 12.0, 0.0)
+    first, second = (
+        scipy.special.logsumexp(a * centre, axis=1, b=cells)
+        - math.log(exponential_gain(points, a * spacing))
+        for a in (1.0, 2.0)
+    )
     wide = np.sqrt(variance + (points + 1) * spacing**2 / 12.0)
-    sums = np.concatenate([np.zeros((len(cells), 1)), np.cumsum(cells, axis=1)], axis=1)
-    sums /= sums[:, -1:]
-    place = (mean[:, None] + wide[:, None] * SURVIVAL_AT - centre[:, :1]) / spacing + 0.5
+    sums = np.concatenate([np.zeros((len(cells), 1)), np.cumsum(share, axis=1)], axis=1)
+    place = (mean + wide * SURVIVAL_AT - centre[:, :1]) / spacing + 0.5
     place = np.clip(place, 0.0, cells.shape[1])
     left = np.minimum(place.astype(np.int64), cells.shape[1] - 1)
     low, high = np.take_along_axis(sums, left, axis=1), np.take_along_axis(sums, left + 1, axis=1)
-    above: Floats = np.maximum(1.0 - (low + (place - left) * (high - low)), 0.0)
-    above[np.sqrt(variance) < RESOLVED * spacing] = np.nan
-    return above
+    above = np.maximum(1.0 - (low + (place - left) * (high - low)), 0.0)
+    sd = np.sqrt(variance[:, 0])
+    above[sd < RESOLVED * spacing] = np.nan
+    return {"effective": np.exp(2.0 * first - second), "sd": sd, "survival": above}
 
 
 def tail_verdict(above: Floats, keys: float) -> str:
@@ -333,24 +281,6 @@ def tail_verdict(above: Floats, keys: float) -> str:
         return "unknown"
     ratio = above[enough[-1]] / GAUSSIAN_SURVIVAL[enough[-1]]
     return "heavier" if ratio > HEAVIER else "lighter" if ratio < LIGHTER else "sub-Gaussian"
-
-
-def _cells(state: Deposit) -> tuple[Floats, Floats]:
-    """Masses (m, L) and the scores at the centres of their cells: cell number c is centred at (c +
-    points/2) spacing.
-    """
-    cells = state.cells[-2].double().clamp_min(0.0).cpu().numpy()  # splines may round below 0
-    number = state.end.cpu().numpy()[:, None] + np.arange(-cells.shape[1], 0)
-    return cells, (number + state.grid.points / 2) * state.grid.spacing
-
-
-def _moments(state: Deposit) -> tuple[Floats, Floats]:
-    """Mean and variance of the scores, the smoothing taken out."""
-    cells, centre = _cells(state)
-    share = cells / cells.sum(axis=1, keepdims=True)
-    mean = (share * centre).sum(axis=1)
-    wide = (share * np.square(centre - mean[:, None])).sum(axis=1)
-    return mean, np.maximum(wide - state.grid.points * state.grid.spacing**2 / 12.0, 0.0)
 
 
 # ---- The critical scale of a row of scores.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
 from importlib.metadata import entry_points
 from typing import TypeVar
 
@@ -13,7 +12,6 @@ from esscher.probe.statistics.errors import Draws, Kept, Regime, Scales, Theory
 from esscher.probe.statistics.frontier import Frontier
 from esscher.probe.statistics.more_text import MoreText
 from esscher.probe.statistics.weights import Gaps, Sinks, Tail
-from esscher.runs.columns import Column
 
 _S = TypeVar("_S", bound=Statistic)
 
@@ -47,8 +45,8 @@ def register(statistic: type[_S]) -> type[_S]:
 
 
 def statistics_of(spec: ProbeSpec) -> tuple[Statistic, ...]:
-    """The statistics of a probe, checked: those of this package and those that the spec names."""
-    return checked([*STATISTICS, *(_find(entry)() for entry in spec.statistics)], spec)
+    """The statistics of a probe: those of this package and those that the spec names."""
+    return (*STATISTICS, *(_find(entry)() for entry in spec.statistics))
 
 
 def check_registered(spec: ProbeSpec) -> None:
@@ -71,33 +69,5 @@ def _find(entry: str) -> type[Statistic]:
     """
     if entry not in REGISTERED:
         module, _, name = entry.partition(":")
-        found = getattr(importlib.import_module(module), name, None)
-        if not (isinstance(found, type) and issubclass(found, Statistic)):
-            raise ValueError(f"statistics: {entry} is not a class of Statistic")
-        register(found)
+        register(getattr(importlib.import_module(module), name))
     return REGISTERED[entry]
-
-
-def checked(statistics: Sequence[Statistic], spec: ProbeSpec) -> tuple[Statistic, ...]:
-    """The same, if each has a name and columns of its own, and tables are declared alike."""
-    columns: dict[str, str] = {}
-    tables: dict[str, tuple[Column, ...]] = {}
-    names: set[str] = set()
-    for statistic in statistics:
-        name = statistic.name
-        if name in names:
-            raise ValueError(f"statistic {name}: there are two of this name; rename one")
-        names.add(name)
-        for column in statistic.columns(spec):
-            if columns.setdefault(column.key, name) != name:
-                raise ValueError(
-                    f"statistic {name}: column {column.key} is {columns[column.key]}'s already;"
-                    " rename it"
-                )
-        for table, declared in statistic.tables(spec).items():
-            if tables.setdefault(table, tuple(declared)) != tuple(declared):
-                raise ValueError(
-                    f"statistic {name}: table {table} is declared with other columns already; use"
-                    " another name"
-                )
-    return tuple(statistics)

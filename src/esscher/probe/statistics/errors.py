@@ -5,7 +5,7 @@ the regime of a head.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -46,14 +46,13 @@ from esscher.probe.statistic import (
     Statistic,
     largest_variance,
 )
-from esscher.runs.columns import Column
+from esscher.runs.columns import Column, with_ends
 from esscher.tails.regimes import LABELS, HeadEvidence, classify
 from esscher.tails.scores import (
     GAUSSIAN_SURVIVAL,
     SURVIVAL_AT,
     khat_threshold,
-    softmax_statistics,
-    survival,
+    score_statistics,
     tail_verdict,
 )
 from esscher.theory import bohbot, sharp
@@ -123,17 +122,7 @@ class Draws(Statistic):
     def reduce(self, state: Deposit | AllKeys, head: Head) -> Numbers:
         ladder = drawn_ladder(head.spec, head.n_keys)
         found = error_numbers(state, ladder, self.sampling, head.n_keys)
-        if isinstance(state, AllKeys):
-            softmax = state.softmax()
-            masses = state.masses(deposit.choose_grid(state.q.dtype, self.sampling))
-        else:
-            softmax, masses = softmax_statistics(state), state
-        numbers = {
-            "effective": softmax.effective_tokens,
-            "entropy": softmax.entropy,
-            "sd": softmax.sd,
-            "survival": survival(masses),
-        }
+        numbers = state.statistics() if isinstance(state, AllKeys) else score_statistics(state)
         return found | {name: torch.from_numpy(values) for name, values in numbers.items()}
 
     def measure(self, head: HeadView) -> Numbers:
@@ -153,7 +142,6 @@ class Draws(Statistic):
             "delta_constant": math.nan if curve.delta is None else math.sqrt(curve.delta),
             "limit_rms": curve.scale,
             "effective_tokens": float(1 / (1 / found["effective"]).mean()),
-            "entropy": float(found["entropy"].mean()),
             "score_sd": spread,
             "share_frozen": float((found["sd"].square() > frozen_from).double().mean()),
             "freezing_tokens": sharp.freezing_tokens(spread),
@@ -169,7 +157,9 @@ class Draws(Statistic):
 
 
 class Kept(Statistic):
-    """Keys kept at random, each with the same chance: the exact error, of the kept queries."""
+    """Keys of a corpus kept at random, each with the same chance: the exact error, of the kept
+    queries. In own contexts the keep rule random has it.
+    """
 
     name = "kept"
     sampling = "bernoulli"
@@ -177,32 +167,27 @@ class Kept(Statistic):
     def tables(self, spec: ProbeSpec) -> dict[str, tuple[Column, ...]]:
         return {"curves": CURVES}
 
+    def measure(self, head: HeadView) -> Numbers:
+        return {}
+
     def init(self, head: HeadView) -> Deposit:
         return no_keys(head, len(head.kept), self.sampling)
 
     def update(self, state: Deposit | AllKeys, head: HeadView) -> Deposit | AllKeys:
-        if not len(head.kept):
-            return state
-        if head.kept_keys is not None and head.kept_keys.sink is not None:
-            return head.kept_keys
         return add_keys(state, head.kept_scores, head.values, head.kept_keys)
 
     def merge(self, a: Deposit, b: Deposit) -> Deposit:
         return deposit.merge(a, b)
 
     def reduce(self, state: Deposit | AllKeys, head: Head) -> Numbers:
-        """Each key is kept with probability n / keys: one fraction of each query's own."""
-        if not len(state.keys):
-            return {}
         ladder = kept_ladder(head.spec, head.n_keys)
         return error_numbers(state, ladder, self.sampling, head.n_keys)
 
     def finish(self, found: Numbers, end: HeadEnd) -> Result:
-        ladder = kept_ladder(end.spec, end.n_keys)
-        seen = round(float(found["keys"].double().mean()))
-        if seen != end.n_keys:  # masks show another number of keys than was planned
-            ladder = np.maximum(1, np.round(ladder * (seen / end.n_keys))).astype(np.int64)
-        return Result({}, {"curves": curve_rows(curve_of(found, ladder, self.sampling))})
+        if not found:
+            return Result({}, {})
+        curve = curve_of(found, kept_ladder(end.spec, end.n_keys), self.sampling)
+        return Result({}, {"curves": curve_rows(curve)})
 
 
 class Theory(Statistic):
@@ -220,7 +205,7 @@ class Theory(Statistic):
         return THEORY
 
     def finish(self, found: Numbers, end: HeadEnd) -> Result:
-        moments, gram = end.layer.moments, end.layer.gram
+        moments, gram = end.moments, end.gram
         head, scale = end.head, end.info.scale
         key_cov, query_cov = moments.k.cov[end.kv_head], moments.q.cov[head]
         if gram is not None and moments.hidden is not None:
@@ -256,37 +241,22 @@ class Regime(Statistic):
         return REGIME
 
     def finish(self, found: Numbers, end: HeadEnd) -> Result:
-        row, tails = end.row, end.layer.tails
-        draws = end.found[Draws.name]
+        row, tails = end.row, end.tails
         seen = round(float(end.found["tail"]["count"].double().mean()))
-        curve = curve_of(draws, drawn_ladder(end.spec, end.n_keys), Draws.sampling)
-        plain = math.sqrt(float(end.layer.moments.v.cov[end.kv_head].trace()))
-        n = float(curve.n[pool_place(curve, row["n_keys"])])
         verdict = "unknown" if tails is None else tails.verdict
-        regime = classify(
+        names = [part.name for part in fields(HeadEvidence) if part.name in row]
+        regime, reason, signatures = classify(
             HeadEvidence(
-                n=row["n_keys"],
-                s=row["score_sd"],
-                effective_tokens=row["effective_tokens"],
-                share_frozen=row["share_frozen"],
-                sink_mass=row["sink_mass"],
-                khat=row["khat"],
+                **{name: row[name] for name in names},
+                token_verdict=verdict,
                 khat_threshold=khat_threshold(seen),
-                exponent=row["beta_fit"],
-                exponent_low=row["beta_low"],
-                exponent_high=row["beta_high"],
-                relative_rms=row["relative_at_n"],
-                constant_ratio=row["rms_at_n"] * math.sqrt(n) / plain if plain > 0 else math.nan,
-                coupling=row["coupling"],
-                tokens=verdict,
-                scores=row["score_verdict"],
             )
         )
         found_row = {
             "token_verdict": verdict,
-            "regime": regime.label,
-            "regime_reason": " ".join([regime.reason, *regime.signatures.values()]),
-            "signatures": ", ".join(regime.signatures),
+            "regime": regime,
+            "regime_reason": " ".join([reason, *signatures.values()]),
+            "signatures": ", ".join(signatures),
         }
         return Result(found_row, {})
 
@@ -294,18 +264,14 @@ class Regime(Statistic):
 # ---- Horizon ablation: scores multiplied with alpha, and the exponent against alpha^2.
 
 
-@dataclass(frozen=True)
-class Scaled:
-    """Deposits of the kept queries by scale, or all keys where scores are too wide for a grid."""
-
-    parts: dict[str, Any]
+Scaled = dict[str, Any]
+"""Deposits of the kept queries by scale, or all keys where scores are too wide for a grid."""
 
 
 class Scales(Statistic):
     """Rows of the table ``scales``, where a probe asks for scales."""
 
     name = "scales"
-    state = (Scaled,)
 
     def tables(self, spec: ProbeSpec) -> dict[str, tuple[Column, ...]]:
         return {"scales": scale_columns(spec)} if spec.scales else {}
@@ -320,24 +286,24 @@ class Scales(Statistic):
 
     def init(self, head: HeadView) -> Scaled:
         empty = no_keys(head, len(head.kept), Draws.sampling)
-        return Scaled({str(scale): empty for scale in head.spec.scales})
+        return {str(scale): empty for scale in head.spec.scales}
 
     def update(self, state: Scaled, head: HeadView) -> Scaled:
         if not len(head.kept):
             return state
         parts = {}
-        for name, known in state.parts.items():
+        for name, known in state.items():
             pool = head.kept_keys
             pool = None if pool is None else replace(pool, factor=float(name))
             parts[name] = add_keys(known, float(name) * head.kept_scores, head.values, pool)
-        return Scaled(parts)
+        return parts
 
     def merge(self, a: Scaled, b: Scaled) -> Scaled:
-        return Scaled({name: deposit.merge(a.parts[name], b.parts[name]) for name in a.parts})
+        return {name: deposit.merge(a[name], b[name]) for name in a}
 
     def reduce(self, state: Scaled, head: Head) -> Numbers:
         ladder, found = drawn_ladder(head.spec, head.n_keys), dict[str, torch.Tensor]()
-        for name, known in state.parts.items():
+        for name, known in state.items():
             if len(known.keys):
                 numbers = error_numbers(known, ladder, Draws.sampling, head.n_keys)
                 found |= {f"{name} {key}": x for key, x in numbers.items()}
@@ -428,7 +394,6 @@ FINAL = (
 )
 SOFTMAX = (
     EFFECTIVE_TOKENS,
-    Column("entropy", "float", "entropy", "Entropy of the attention weights in nats."),
     Column("score_sd", "float", "score spread", "Median standard deviation s of a query's scores."),
     Column(
         "share_frozen",
@@ -523,12 +488,7 @@ REGIME = (
 def _moment_exponent(metric: str, name: str) -> tuple[Column, ...]:
     key, label = f"beta_{metric}", f"exponent of the {name}"
     what = f"Exponent fitted to the sampled error of the outputs' {name}."
-    ends = (f"{key}_low", f"{key}_high")
-    return (
-        Column(key, "float", label, what, short=name, ends=ends, metric=metric),
-        Column(ends[0], "float", f"{label}, low", "Lower end of its interval."),
-        Column(ends[1], "float", f"{label}, high", "Upper end of its interval."),
-    )
+    return with_ends(Column(key, "float", label, what, short=name, metric=metric))
 
 
 # of heads and layers, sampled

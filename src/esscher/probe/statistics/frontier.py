@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from esscher.errors.curve import CURVE
 from esscher.errors.keep_curve import KeepErrors, low_rank_curve, square_root
+from esscher.hf.call import AttentionCall
 from esscher.hf.gradients import DRAWS, FisherMetric, drawn_gradients, fisher_metric
 from esscher.hf.interventions import prefill
 from esscher.hf.loading import task_of
@@ -35,18 +36,13 @@ from esscher.probe.statistic import (
     HEAD,
     KV_HEAD,
     LAYER,
-    OVERFLOW,
     HeadEnd,
     HeadView,
-    LayerInfo,
     Numbers,
     Result,
     Statistic,
 )
-from esscher.runs.columns import Column
-
-if TYPE_CHECKING:
-    from esscher.probe.pools import WindowLayer, WindowQueries
+from esscher.runs.columns import Column, with_ends
 
 KINDS = {
     "streams": "sinks and recent keys suffice",
@@ -72,7 +68,39 @@ class Frontier(Statistic):
     name = "frontier"
 
     def check(self, session: Session) -> None:
-        check_rules(session)
+        """Refuse rules where the pool is the corpus, and those that keep more keys surely than the
+        ladder of the largest cache has.
+        """
+        rules = session.spec.rules
+        if rules and not session.own:
+            raise ValueError(
+                "rules: they are of a query's own context; use --pool sequence, or leave --rules"
+                " out"
+            )
+        if not rules:
+            return
+        windows = session.query_windows.tolist()
+        cuts = {window: session.rule_queries(window).cut for window in windows}
+        keys = max(int(session.pooled[window, :cut].sum()) for window, cut in cuts.items())
+        one = torch.ones(keys, 1, dtype=torch.float64)
+        context = Context(one[:1], one, one, 1.0, torch.tensor([keys - 1]))
+        most = int(kept_sizes(keys).max())
+        for text in rules:
+            rule = parse(text)
+            if isinstance(rule, LowRank):
+                if any(session.loaded.shapes[layer].causal for layer in session.layers):
+                    raise ValueError(
+                        f"rules: {text} needs every query to see every key; use an encoder, or"
+                        " leave it out"
+                    )
+                continue
+            rule.check(context, None if rule.free is None else most)
+            if most < rule.least(context):
+                raise ValueError(
+                    f"rules: {text} keeps more keys surely than {most}, {SHARES[-1]:.0%} of the"
+                    f" {keys} that the cache of a window has; use smaller numbers or a larger"
+                    " --window"
+                )
 
     def columns(self, spec: ProbeSpec) -> tuple[Column, ...]:
         if not spec.compared:
@@ -85,26 +113,42 @@ class Frontier(Statistic):
             return {}
         return {"frontier": FRONTIER, "rule_rates": RATES, "fisher": FISHER}
 
-    def before(self, session: Session, window: int) -> RuleWindow | None:
+    def before(
+        self, session: Session, window: int
+    ) -> tuple[FisherMetric | None, Mapping[int, Tensor]]:
+        """The Fisher metric of a window where rules are compared, and W_O of each layer for rules
+        that ask what lies behind a head.
+        """
         if window not in session.rule_windows:
-            return None
+            return None, {}
         rules = [parse(text) for text in session.spec.compared]
         behind = any(isinstance(part, Impact) for rule in rules for part in rule.parts)
-        projections = session.projections if behind else {}
-        return RuleWindow(rules, window_metric(session, window), projections)
+        return window_metric(session, window), session.projections if behind else {}
 
     def measure(self, head: HeadView) -> Numbers:
-        if head.window is None or (known := head.window.before[self.name]) is None:
+        window = head.window
+        if window is None or window.number not in window.session.rule_windows:
             return {}
-        found = dict(known.errors(head, head.window))
+        session, layer = window.session, head.info.layer
+        fisher, projections = window.before[self.name]
+        compared, asked = head.notes.setdefault("rules", {}), session.rule_queries(window.number)
+        if head.kv_head not in compared:  # heads that share keys are compared together
+            call, rules = window.captured, [parse(text) for text in head.spec.compared]
+            seen = call.visible(torch.from_numpy(asked.judged).to(call.key.device))[0, FIRST].sum(1)
+            metric = None if fisher is None else fisher.of_layer[layer]
+            compared[head.kv_head] = {}
+            if len(seen) and bool((seen >= FEWEST).all()):
+                arguments = call, asked, head.kv_head, rules, projections.get(layer), metric
+                compared[head.kv_head] = compare_rules(*arguments)
+        found = dict(compared[head.kv_head].get(head.head, {}))
         if "mse" in found:
             found["window_mse"] = found["mse"].mean(0, keepdim=True)
             found["window_kept"] = found["kept"].mean(0, keepdim=True)
         for name in found.keys() & {"nats", "cut"}:  # one number for the window
             found[name] = found[name].mean(0, keepdim=True)
-        if known.fisher is not None:
-            metric = known.fisher.of_layer[head.info.layer][head.head]
-            stderr = float(known.fisher.stderr[head.info.layer][head.head])
+        if fisher is not None:
+            metric = fisher.of_layer[layer][head.head]
+            stderr = float(fisher.stderr[layer][head.head])
             trace = float(metric.double().trace())
             found["trace"] = torch.tensor([[trace, stderr * trace]], dtype=torch.float64)
             found["fisher"] = square_root(metric)[:, :RANK].mT.float()
@@ -166,6 +210,12 @@ def _rows(found: Numbers, rules: tuple[str, ...]) -> pd.DataFrame:
     fixed = np.array([parse(text).free is None for text in rules])
     with np.errstate(divide="ignore", invalid="ignore"):
         relative = np.where(rms == 0, 0.0, rms / limit)
+    names = ("nats", "nats_low", "nats_high")
+    nats: dict[str, Any] = dict.fromkeys(names, math.nan) | {"nats_windows": [[] for _ in rule]}
+    if "nats" in found:
+        windows = found["nats"].numpy()[:, rule, share].T
+        ends = np.array([mean_interval(own, least=0.0) for own in windows]).reshape(-1, 3)
+        nats = dict(zip(names, ends.T, strict=True)) | {"nats_windows": windows.tolist()}
     return pd.DataFrame(
         {
             "rule": np.array(rules, dtype=object)[rule],
@@ -176,7 +226,7 @@ def _rows(found: Numbers, rules: tuple[str, ...]) -> pd.DataFrame:
             "q95": np.sqrt(np.quantile(mse, 0.95, axis=0))[rule, share],
             "accuracy": found["accuracy"].numpy().max(0)[rule],
             "cut": found["cut"].numpy().mean(0)[rule, share],
-            **_nats(found, rule, share),
+            **nats,
         }
     )
 
@@ -198,17 +248,6 @@ def _rates(found: Numbers, rules: tuple[str, ...]) -> pd.DataFrame:
             mean, low, high = mean_interval(slopes)
             rows.append({"rule": rule, "exponent": mean, "low": low, "high": high})
     return pd.DataFrame(rows, columns=[column.key for column in RATES[2:]])
-
-
-def _nats(found: Numbers, rule: Any, share: Any) -> dict[str, Any]:
-    """The predicted loss of these rows, its interval over windows, and that of every window."""
-    if "nats" not in found:
-        unknown = dict.fromkeys(("nats", "nats_low", "nats_high"), math.nan)
-        return unknown | {"nats_windows": [[] for _ in rule]}
-    windows = found["nats"].numpy()[:, rule, share].T
-    ends = np.array([mean_interval(own, least=0.0) for own in windows]).reshape(-1, 3)
-    named = dict(zip(("nats", "nats_low", "nats_high"), ends.T, strict=True))
-    return named | {"nats_windows": windows.tolist()}
 
 
 def _needed(rows: pd.DataFrame, epsilon: float, keys: float = math.inf) -> float:
@@ -296,110 +335,37 @@ def window_metric(session: Session, window: int) -> FisherMetric | None:
     return fisher_metric(drawn_gradients(held, ids[:, -places:], DRAWS, generator))
 
 
-@dataclass(frozen=True)
-class RuleWindow:
-    """What is known of a window in which rules are compared. ``projections``: W_O of each layer,
-    for rules that ask what lies behind a head.
-    """
-
-    rules: Sequence[Rule]
-    fisher: FisherMetric | None
-    projections: Mapping[int, Tensor]
-
-    def errors(self, head: HeadView, layer: WindowLayer) -> dict[str, Tensor]:
-        """Of the judged queries, where they see enough keys; heads that share keys are compared
-        together.
-        """
-        info, asked = head.info, layer.session.rule_queries(layer.number)
-        compared = head.notes.setdefault("rules", {})
-        if head.kv_head not in compared:
-            asking = layer.queries.at(asked.positions)
-            seen = asking.seen_by(FIRST)[len(asked.choosing) :].sum(1)
-            if not len(seen) or not bool((seen >= FEWEST).all()):
-                return {}
-            behind = self.projections.get(info.layer)
-            metric = None if self.fisher is None else self.fisher.of_layer[info.layer]
-            compared[head.kv_head] = compare_rules(
-                asking, asked, info, head.kv_head, self.rules, behind, metric
-            )
-        if head.head not in compared[head.kv_head]:
-            raise ValueError(OVERFLOW)
-        found: dict[str, Tensor] = compared[head.kv_head][head.head]
-        return found
-
-
 def compare_rules(
-    queries: WindowQueries,
+    call: AttentionCall,
     asked: RuleQueries,
-    info: LayerInfo,
     kv_head: int,
     rules: Sequence[Rule],
     output: Tensor | None = None,
     metric: Tensor | None = None,
 ) -> dict[int, dict[str, Tensor]]:
-    """Errors of the judged queries, by head; a head whose scores overflow has none, and no say in
-    what the others keep.
+    """Errors of the judged queries, by head.
 
-    ``queries``: those that choose, and then those that are judged. ``output``: W_O of the layer,
-    (heads, width, d), for rules that ask what lies behind a head. ``metric``: the Fisher metric of
-    each head, (heads, width, width), for errors in nats. The numbers are those of :func:`_errors`.
+    ``output``: W_O of the layer, (heads, width, d), for rules that ask what lies behind a head.
+    ``metric``: the Fisher metric of each head, (heads, width, width), for errors in nats. The
+    numbers are those of :func:`_errors`.
     """
-    sharing = [head for head in range(info.heads) if info.kv_head(head) == kv_head]
-    seen = torch.stack([queries.seen_by(head) for head in sharing])  # (heads, m, T)
-    keys = seen.any(0).any(0).nonzero()[:, 0]
-    logits = queries.scores[sharing][:, :, keys].masked_fill(~seen[:, :, keys], 0.0)
-    finite = torch.isfinite(logits).flatten(1).all(1)
-    heads = [head for head, fine in zip(sharing, finite.tolist(), strict=True) if fine]
-    if not heads or not bool(torch.isfinite(queries.v[kv_head, keys]).all()):
-        return {}
-    first = len(asked.choosing)
+    at = [torch.from_numpy(x).to(call.key.device) for x in (asked.choosing, asked.judged)]
+    heads = range(kv_head * call.shared, (kv_head + 1) * call.shared)
+    output, metric = (None if x is None else x[list(heads)] for x in (output, metric))
     choosers, judged = (
-        _context(queries, info, kv_head, heads, keys, rows, output, metric)
-        for rows in (slice(None, first), slice(first, None))
+        replace(call.context(kv_head, rows), output=output, metric=metric) for rows in at
     )
     cached = judged.visible.any(0)  # what no judged query sees is no key of theirs
     if asked.cut is not None:
-        cached &= keys < asked.cut
+        cached[asked.cut :] = False
     if not bool(cached.all()):
         columns = cached.nonzero()[:, 0]
         choosers, judged = choosers.restrict(columns), judged.restrict(columns)
-    found = _errors(judged, choosers, rules)
-    size = len(asked.judged)
+    found, size = _errors(judged, choosers, rules), len(asked.judged)
     return {
         head: {name: x[i * size : (i + 1) * size] for name, x in found.items()}
         for i, head in enumerate(heads)
     }
-
-
-def _context(
-    queries: WindowQueries,
-    info: LayerInfo,
-    kv_head: int,
-    heads: list[int],
-    keys: Tensor,
-    rows: slice,
-    output: Tensor | None,
-    metric: Tensor | None,
-) -> Context:
-    """What some of the queries see of these keys, all heads below each other."""
-    seen = torch.stack([queries.seen_by(head)[rows][:, keys] for head in heads])
-    place = (torch.searchsorted(keys, queries.index[rows], right=True) - 1).clamp_min(0)
-    causal = bool((seen == (torch.arange(len(keys), device=keys.device) <= place[:, None])).all())
-    logits = queries.scores[heads][:, rows][:, :, keys].masked_fill(~seen, 0.0)
-    sinks = queries.sinks
-    context = Context(
-        queries.q[heads][:, rows].flatten(0, 1),
-        queries.k[kv_head, keys],
-        queries.v[kv_head, keys],
-        info.scale,
-        place.repeat(len(heads)),
-        None if causal else seen.flatten(0, 1),
-        logits.flatten(0, 1),
-        sink=None if sinks is None else sinks[heads].repeat_interleave(len(place)),
-    )
-    of = torch.arange(len(heads), device=keys.device).repeat_interleave(len(place))
-    output, metric = (None if x is None else x[heads] for x in (output, metric))
-    return replace(context, heads=of, output=output, metric=metric)
 
 
 def _errors(context: Context, choosers: Context, rules: Sequence[Rule]) -> dict[str, Tensor]:
@@ -444,38 +410,6 @@ def _errors(context: Context, choosers: Context, rules: Sequence[Rule]) -> dict[
         "keys": context.visible.sum(1).cpu(),
         "limit": context.limit.square().sum(1).cpu(),
     }
-
-
-def check_rules(session: Session) -> None:
-    """Refuse rules where the pool is the corpus, and those that keep more keys surely than the
-    ladder of the largest cache has.
-    """
-    spec = session.spec
-    if spec.rules and not session.own:
-        raise ValueError(
-            "rules: they are of a query's own context; use --pool sequence, or leave --rules out"
-        )
-    if not spec.rules:
-        return
-    keys = session.cache_keys
-    one = torch.ones(keys, 1, dtype=torch.float64)
-    context = Context(one[:1], one, one, 1.0, torch.tensor([keys - 1]))
-    most = int(kept_sizes(keys).max())
-    for text in spec.rules:
-        rule = parse(text)
-        if isinstance(rule, LowRank):
-            if any(session.loaded.shapes[layer].causal for layer in session.layers):
-                raise ValueError(
-                    f"rules: {text} needs every query to see every key; use an encoder, or leave it"
-                    " out"
-                )
-            continue
-        rule.check(context, None if rule.free is None else most)
-        if most < rule.least(context):
-            raise ValueError(
-                f"rules: {text} keeps more keys surely than {most}, {SHARES[-1]:.0%} of the {keys}"
-                " that the cache of a window has; use smaller numbers or a larger --window"
-            )
 
 
 def _least(rule: Rule, context: Context) -> float:
@@ -548,6 +482,12 @@ def _reached(epsilon: float) -> tuple[Column, ...]:
     )
 
 
+LOSS = (
+    "Predicted divergence of next tokens when this head loses its keys, nats per token: half the"
+    " mean of e'F e, e the exact error of its output under the rule, F its Fisher metric. It holds"
+    " for the judged queries: the text after the cut, which did not choose. Heads add; a key-value"
+    " head costs the sum of its heads."
+)
 FRONTIER = (
     LAYER,
     HEAD,
@@ -574,19 +514,7 @@ FRONTIER = (
         "Score of the last key kept, where a rule ranks keys once for all queries: one cut over all"
         " heads keeps the keys above one score.",
     ),
-    Column(
-        "nats",
-        "float",
-        "predicted KL",
-        "Predicted divergence of next tokens when this head loses its keys, nats per token: half"
-        " the mean of e'F e, e the exact error of its output under the rule, F its Fisher metric."
-        " It holds for the judged queries: the text after the cut, which did not choose. Heads add;"
-        " a key-value head costs the sum of its heads.",
-        "log",
-        ends=("nats_low", "nats_high"),
-    ),
-    Column("nats_low", "float", "predicted KL, low", "Lower end of its interval over windows."),
-    Column("nats_high", "float", "predicted KL, high", "Upper end of its interval over windows."),
+    *with_ends(Column("nats", "float", "predicted KL", LOSS, "log"), "interval over windows"),
     Column("nats_windows", "list", "predicted KL, windows", "The same of every window."),
 )
 RATES = (

@@ -60,16 +60,15 @@ class Pieces:
 class MoreText(Statistic):
     name = "more_text"
     state = (Pieces,)
-
-    def __init__(self, alike: float = TEXT) -> None:
-        """``alike``: how alike pieces are, 1 where they are independent
-        (esscher.errors.more_text).
-        """
-        self.alike = alike
+    alike = TEXT  # how alike pieces are, 1 where they are independent (esscher.errors.more_text)
 
     def columns(self, spec: ProbeSpec) -> tuple[Column, ...]:
-        ends = (column for number in headline_numbers(spec) for column in _ends(number))
-        return (*ends, *HEAD_COLUMNS)
+        ends = [
+            Column(key, "float", key.replace("_", " "), f"{number.key}: {side} {INTERVAL}")
+            for number in headline_numbers(spec)
+            for key, side in ((number.low, "lower"), (number.high, "upper"))
+        ]
+        return (*ends, CONVERGED_COLUMN)
 
     def tables(self, spec: ProbeSpec) -> dict[str, tuple[Column, ...]]:
         return {"endless": ENDLESS}
@@ -125,11 +124,13 @@ class MoreText(Statistic):
         numbers = headline_numbers(end.spec)
         value = self._read(end, np.ones((1, len(end.queries))))[0]
         near = np.array([number.near for number in numbers])
-        sizes = self._sizes(found, end)
-        own = end.spec.pool == "sequence"
+        ladder, sizes = drawn_ladder(end.spec, end.n_keys), dict[str, Floats]()
+        for name in (*SIZES, "without") if found else ():  # on parts of the pool, (R, k)
+            parts = (found[f"{name} {key}"].numpy() for key in ("mse", "limit", "sum_p2"))
+            sizes[name] = read_numbers(end.spec, end.n_keys, ladder, *parts)
         if sizes:
             text = self._of_pool(sizes, end, numbers, value)
-        elif own:
+        elif end.spec.pool == "sequence":
             text = other_text(value, self._without(end, end.queries.windows), near)
         else:  # nothing is known but the pool
             far = np.full(len(value), np.inf)
@@ -141,7 +142,6 @@ class MoreText(Statistic):
         known = dict(zip(rows["number"], rows["status"], strict=True))
         told = [known[key] for key in (ERROR, EXPONENT, NEEDED, EFFECTIVE) if key in known]
         row["converged"] = max(told, key=STATUSES.index)
-        row["converged_reason"] = in_words(rows, row["converged"], own=own)
         return Result(row, {"endless": rows})
 
     def _without(self, end: HeadEnd, groups: npt.NDArray[np.int64]) -> Floats:
@@ -156,16 +156,6 @@ class MoreText(Statistic):
         mse, sum_p2 = share @ draws["mse"].numpy(), share @ draws["sum_p2"].numpy()
         ladder = drawn_ladder(end.spec, end.n_keys)
         return read_numbers(end.spec, end.n_keys, ladder, mse, share @ limit, sum_p2)
-
-    def _sizes(self, found: Numbers, end: HeadEnd) -> dict[str, Floats]:
-        """The numbers on parts of the pool, (R, k) by name of the parts."""
-        if not found:
-            return {}
-        ladder, sizes = drawn_ladder(end.spec, end.n_keys), dict[str, Floats]()
-        for name in (*SIZES, "without"):
-            parts = (found[f"{name} {key}"].numpy() for key in ("mse", "limit", "sum_p2"))
-            sizes[name] = read_numbers(end.spec, end.n_keys, ladder, *parts)
-        return sizes
 
     def _of_pool(
         self, read: Mapping[str, Floats], end: HeadEnd, numbers: Sequence[Number], value: Floats
@@ -220,52 +210,9 @@ def _rows(
     return pd.DataFrame({"number": keys, **plain, "status": text.status})
 
 
-# ---- in words
-
-TOLD = {
-    NEEDED: "tokens for an error of 10 %",
-    ERROR: f"relative error of {COMPARED:,} drawn tokens",
-    EXPONENT: "exponent",
-    EFFECTIVE: f"effective tokens of {COMPARED:,}",
-}
-SAID = {
-    CONVERGED: "Converged: more text of this kind would change these numbers little.",
-    NOT_CONVERGED: "Not converged: more text of this kind would change these numbers.",
-    BEYOND: "Beyond the text: this much text cannot tell these numbers; read more (--max-tokens).",
-}
-
-
-def in_words(rows: pd.DataFrame, status: str, *, own: bool) -> str:
-    """What the numbers of a head do on more text. ``rows``: its table ``endless``; ``own``: each
-    query has a context of its own.
-    """
-    known = {str(row["number"]): row for row in rows.to_dict("records")}
-    told = []
-    for key, label in TOLD.items():
-        ends = known[key]["low"], known[key]["high"]
-        low, high = (f"{end:,.0f}" if end >= 100 else f"{end:.3g}" for end in ends)
-        if np.isfinite(ends).all():
-            told.append(f"{label} {low} to {high}")
-        elif np.isfinite(ends).any():
-            told.append(
-                f"{label} {f'at least {low}' if math.isfinite(ends[0]) else f'at most {high}'}"
-            )
-    first = "Each query is measured in its own context." if own else SAID[status]
-    where = "Other windows of such text" if own else "Endless text"
-    return f"{first} {where}: {'; '.join(told)}." if told else first
-
-
 # ---- columns
 
 INTERVAL = "end of the 90 % interval for more text of the same kind; empty where it is not known."
-
-
-def _ends(number: Number) -> tuple[Column, Column]:
-    low, high = (key.replace("_", " ") for key in (number.low, number.high))
-    return (
-        Column(number.low, "float", low, f"{number.key}: lower {INTERVAL}"),
-        Column(number.high, "float", high, f"{number.key}: upper {INTERVAL}"),
-    )
 
 
 MEANINGS = (
@@ -273,20 +220,15 @@ MEANINGS = (
     "it still changes as more text is read; the interval says how far",
     "this much text does not tell it; there is a bound at best",
 )
-HEAD_COLUMNS = (
-    Column(
-        "converged",
-        "word",
-        "converged",
-        "Whether the numbers of the head would hold on more text.",
-        scale="words",
-        first=9,
-        words=(CONVERGED, NOT_CONVERGED, BEYOND, "unknown"),
-        meanings=(*MEANINGS, "not measured"),
-    ),
-    Column(
-        "converged_reason", "word", "converged, why", "What the numbers do on more text, in words."
-    ),
+CONVERGED_COLUMN = Column(
+    "converged",
+    "word",
+    "converged",
+    "Whether the numbers of the head would hold on more text.",
+    scale="words",
+    first=9,
+    words=(CONVERGED, NOT_CONVERGED, BEYOND, "unknown"),
+    meanings=(*MEANINGS, "not measured"),
 )
 ENDLESS = (
     LAYER,

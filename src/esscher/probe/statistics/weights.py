@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +15,12 @@ from esscher.errors import grid as deposit
 from esscher.errors.curve import ErrorCurve, QueryErrors
 from esscher.errors.grid import Deposit
 from esscher.errors.rate import fit_rate
+from esscher.hf.call import AttentionCall
 from esscher.probe.curves import AllKeys, add_keys
 from esscher.probe.session import FEWEST
 from esscher.probe.spec import SMALLEST, ProbeSpec, drawn_ladder
 from esscher.probe.statistic import HEAD, LAYER, Head, HeadEnd, HeadView, Numbers, Result, Statistic
-from esscher.runs.columns import Column
+from esscher.runs.columns import Column, with_ends
 from esscher.tails import scores as tails
 from esscher.tails.scores import (
     SCORES,
@@ -32,27 +31,15 @@ from esscher.tails.scores import (
     tail_length,
 )
 
-if TYPE_CHECKING:
-    from esscher.probe.pools import WindowQueries
-
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
 
 # ---- tail and sinks
 
+SHAPE = "Shape of the weights' tail: below 0.5 averages behave, above 0.7 a few keys decide."
 TAIL = (
-    Column(
-        "khat",
-        "float",
-        "k-hat",
-        "Shape of the weights' tail: below 0.5 averages behave, above 0.7 a few keys decide.",
-        scale="linear",
-        first=13,
-        ends=("khat_low", "khat_high"),
-    ),
-    Column("khat_low", "float", "k-hat, low", "Lower end of the interval of k-hat."),
-    Column("khat_high", "float", "k-hat, high", "Upper end of the interval of k-hat."),
+    *with_ends(Column("khat", "float", "k-hat", SHAPE, "linear", first=13)),
     Column("khat_label", "word", "tail", "The usual verdict on k-hat."),
 )
 
@@ -100,13 +87,13 @@ class Sinks(Statistic):
         what = "Share of the attention that goes to first and special tokens."
         return (Column("sink_mass", "float", "sink mass", what, "linear", first=14, short="sinks"),)
 
-    def in_window(self, window: WindowQueries) -> Numbers:
-        resting = torch.from_numpy(window.session.windows.special[window.window].copy())
-        resting[0] = True
-        mass = (window.weights * resting.to(window.weights.device)).sum(-1)
-        if window.sinks is not None:
-            mass = mass + (1 - window.weights.sum(-1)).clamp_min(0)
-        return {"mass": mass, "seen": window.seen.sum(-1).expand(window.heads, -1)}
+    def in_window(self, call: AttentionCall, resting: Tensor) -> Numbers:
+        weights, every = call.weights()[0], torch.arange(call.query.shape[2])
+        mass = (weights * resting.to(weights.device)).sum(-1)
+        if call.sinks is not None:
+            mass = mass + (1 - weights.sum(-1)).clamp_min(0)
+        seen = call.visible(every.to(weights.device))[0].sum(-1)
+        return {"mass": mass, "seen": seen.expand(call.heads, -1)}
 
     def finish(self, found: Numbers, end: HeadEnd) -> Result:
         used = found["mass"]
@@ -120,12 +107,8 @@ class Sinks(Statistic):
 GAPS = 2.0 ** np.arange(-4, 7)  # from the largest score, at which keys are counted
 
 
-@dataclass(frozen=True)
-class Scores:
-    """Of the kept queries: deposits without values, and the largest ones."""
-
-    masses: Deposit | AllKeys  # all keys, where the scores are too wide for deposits
-    top: TopScores
+# of the kept queries: deposits without values (all keys: too wide for them), and the largest
+Scores = tuple[Deposit | AllKeys, TopScores]
 
 
 class Gaps(Statistic):
@@ -134,7 +117,7 @@ class Gaps(Statistic):
     """
 
     name = "gaps"
-    state = (Scores, TopScores)
+    state = (TopScores,)
 
     def columns(self, spec: ProbeSpec) -> tuple[Column, ...]:
         return SPREAD
@@ -145,27 +128,28 @@ class Gaps(Statistic):
     def init(self, head: HeadView) -> Scores:
         m, keep = len(head.kept), max(16, tail_length(head.most_keys))
         top = tails.init(m, keep, device=head.values.device)
-        return Scores(deposit.init(m, SCORES, head.center[:0]), top)
+        return deposit.init(m, SCORES, head.center[:0]), top
 
     def update(self, state: Scores, head: HeadView) -> Scores:
         if not len(head.kept):
             return state
-        scores = head.kept_scores
-        masses = add_keys(state.masses, scores, head.values[:, :0], head.kept_keys)
-        return Scores(masses, tails.update(state.top, scores))
+        scores, (masses, top) = head.kept_scores, state
+        masses = add_keys(masses, scores, head.values[:, :0], head.kept_keys)
+        return masses, tails.update(top, scores)
 
     def merge(self, a: Scores, b: Scores) -> Scores:
-        assert isinstance(a.masses, Deposit)
-        assert isinstance(b.masses, Deposit)
-        return Scores(deposit.merge(a.masses, b.masses), tails.merge(a.top, b.top))
+        assert isinstance(a[0], Deposit)
+        assert isinstance(b[0], Deposit)
+        return deposit.merge(a[0], b[0]), tails.merge(a[1], b[1])
 
     def reduce(self, state: Scores, head: Head) -> Numbers:
-        if not len(state.top.count):
+        masses, top = state
+        if not len(top.count):
             return {}
-        if isinstance(state.masses, Deposit):
-            gaps = [gaps_from_masses(state.masses, state.top.scores)]
+        if isinstance(masses, Deposit):
+            gaps = [gaps_from_masses(masses, top.scores)]
         else:
-            gaps = [gap_counts(row[row > -torch.inf][None]) for row in state.masses.rows()]
+            gaps = [gap_counts(row[row > -torch.inf][None]) for row in masses.scores]
         return {
             "critical": torch.cat([critical_scale(*part) for part in gaps]).cpu(),
             "within": torch.cat([_within(*part) for part in gaps]).cpu(),
@@ -204,18 +188,17 @@ def _exponent(end: HeadEnd) -> dict[str, float]:
 # ---- columns
 
 SPREAD = (
-    Column(
-        "tokens_exponent",
-        "float",
-        "exponent of effective tokens",
-        "Effective tokens of n random keys grow as n to this power: 1 is uniform attention, 0 a few"
-        " keys.",
-        scale="linear",
-        ends=("tokens_exponent_low", "tokens_exponent_high"),
-        short="spread",
+    *with_ends(
+        Column(
+            "tokens_exponent",
+            "float",
+            "exponent of effective tokens",
+            "Effective tokens of n random keys grow as n to this power: 1 is uniform attention, 0 a"
+            " few keys.",
+            scale="linear",
+            short="spread",
+        )
     ),
-    Column("tokens_exponent_low", "float", "spread, low", "Lower end of its interval."),
-    Column("tokens_exponent_high", "float", "spread, high", "Upper end of its interval."),
     Column(
         "critical_scale",
         "float",

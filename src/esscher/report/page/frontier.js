@@ -57,7 +57,7 @@ function totalsOf(atlas) {
       if (!best) return [];
       const bar = el("span", { class: "bar" }, el("i", {}));
       bar.firstChild.style.width = `${100 * Math.min(1, best.ratio)}%`;
-      return [el("tr", { "data-rule": rule }, el("th", { scope: "row" }, outside(rule), best.chosen === "once" ? null : " *"), el("td", { class: "barcell" }, bar),
+      return [el("tr", { "data-rule": rule }, el("th", { scope: "row" }, outside(rule), best.where === "needs all keys" ? " *" : null), el("td", { class: "barcell" }, bar),
         SPLITS.map((split) => el("td", { class: "number" }, own.has(split) ? percent(own.get(split).ratio) : "–")),
         el("td", { class: "number" }, outside(best.worst_head), ` ${percent(best.worst)}`))];
     });

@@ -48,8 +48,6 @@ function sentencesOf(atlas, i) {
     const value = atlas.rows[atlas.needs[percent]][i];
     return value === null ? `not reached for ${percent} %` : `${written(value)} for ${percent} %`;
   });
-  const converged = atlas.value("converged_reason", i);
-  if (converged) text.append(el("p", {}, outside(converged)));
   const kind = atlas.value("kind", i), why = atlas.value("kind_reason", i);
   if (kind) text.append(el("p", {}, "Kind: ", el("strong", {}, outside(kind)), why ? ". " : "", why ? outside(why) : null));
   if (needed.length) text.append(el("p", {}, `For the errors allowed, ${atlas.need.label}: ${needed.join(", ")}.`));

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from esscher.tails import moments
+from esscher.probe.statistic import TokenMoments
 
 
 def rows_of(law: str, n: int = 20_000, d: int = 7) -> Tensor:
@@ -25,10 +25,9 @@ def rows_of(law: str, n: int = 20_000, d: int = 7) -> Tensor:
     return normal / chi.sqrt()
 
 
-def stream(rows: Tensor, cuts: list[int]) -> moments.TokenMoments:
+def stream(rows: Tensor, cuts: list[int]) -> TokenMoments:
     parts = torch.tensor_split(rows, cuts, dim=-2)
-    start = moments.init(rows.shape[-1], tuple(rows.shape[:-2]))
-    return functools.reduce(moments.update, parts, start)
+    return functools.reduce(TokenMoments.merge, map(TokenMoments.of, parts))
 
 
 def test_equals_numpy() -> None:
@@ -47,10 +46,10 @@ def test_splits_and_orders_agree() -> None:
     whole = stream(rows, [])
     parts = [stream(part, []) for part in torch.tensor_split(rows, [3, 700, 701, 2000])]
     order = [4, 0, 3, 1, 2]
-    merged = functools.reduce(moments.merge, (parts[i] for i in order))
-    pairs = moments.merge(
-        moments.merge(parts[0], parts[1]),
-        moments.merge(parts[2], moments.merge(parts[3], parts[4])),
+    merged = functools.reduce(TokenMoments.merge, (parts[i] for i in order))
+    pairs = TokenMoments.merge(
+        TokenMoments.merge(parts[0], parts[1]),
+        TokenMoments.merge(parts[2], TokenMoments.merge(parts[3], parts[4])),
     )
     for other in (merged, pairs, stream(rows.flip(0), [17, 1999])):
         assert other.count == whole.count
@@ -71,19 +70,13 @@ def test_a_large_offset_costs_no_digits() -> None:
 
 def test_heads_are_separate() -> None:
     heads = torch.stack([rows_of("normal", 501, 3), 2 + rows_of("uniform", 501, 3)])
-    state = moments.update(
-        moments.update(moments.init(3, (2,)), heads[:, :200].float()), heads[:, 200:].float()
-    )
+    state = stream(heads.float(), [200])
     for h in range(2):
         alone = stream(heads[h].float(), [])
         torch.testing.assert_close(state.cov[h], alone.cov, rtol=1e-12, atol=1e-14)
 
 
 def test_refusals() -> None:
-    with pytest.raises(ValueError, match="length 3"):
-        moments.update(moments.init(3), torch.zeros(5, 2))
-    with pytest.raises(ValueError, match="heads"):
-        moments.update(moments.init(3, (2,)), torch.zeros(4, 5, 3))
     with pytest.raises(ValueError, match="finite"):
-        moments.update(moments.init(1), [[math.nan]])
-    assert moments.update(moments.init(3), torch.zeros(0, 3)).count == 0
+        TokenMoments.of(torch.tensor([[math.nan]]))
+    assert TokenMoments.of(torch.zeros(0, 3)).count == 0
