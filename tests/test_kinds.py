@@ -54,6 +54,7 @@ else:
     raise AssertionError("an error whose square is beyond the range")
 for name, function in {
     "v": lambda: es.confidence_region([[1.0]], [[1.0], [2.0]], [[1e200], [-1e200]]),
+    "k": lambda: es.attend([[1.0]], np.ma.masked_array([[1.0]], [[True]]), [[1.0]]),
     "head.V": lambda: es.delta_covariance(es.Head([[1.0]], [[1e200]]), es.Gaussian([[1.0]]), [[1.0]]),
 }.items():
     try:

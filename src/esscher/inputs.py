@@ -90,6 +90,8 @@ def _read(value: Any, name: str) -> Tensor:
             return torch.stack(list(items))
         if not any(isinstance(item, np.ndarray) for item in items):
             return torch.as_tensor(value, dtype=torch.float64)
+        if any(isinstance(item, np.ma.MaskedArray) for item in items):
+            raise TypeError("torch has no masked arrays; fill it, or leave the rows out")
         array = np.asarray(value)
         wide = array.dtype == np.longdouble
         # torch reads native byte order and rising strides that may be written to; others are copied

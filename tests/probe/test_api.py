@@ -115,6 +115,8 @@ def test_one_model_with_two_tokenizers(tmp_path: Path) -> None:
         ([], "texts: expected strings .* got nothing"),
         ([3], "texts: .*got int"),
         (["a", Path("b")], "texts: .*one kind, got"),
+        ("/no/such/prose.txt", "texts: '/no/such/prose.txt' looks like a file and there is none"),
+        (["a document", "prose.txt"], "texts: 'prose.txt' looks like a file"),
         ("   ", "text"),
         (Path("nowhere.txt"), "nowhere.txt"),
     ],

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import math
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -234,6 +235,9 @@ PROBE = Job(
 # ---- es.probe
 
 RUNS = Path("runs")
+FILE_NAME = re.compile(
+    r"[^\s\\]{0,200}(/[^\s\\]{0,200}|\.(txt|md|rst|jsonl?|csv|tsv|parquet|gz|html?|py))"
+)
 
 
 def probe(
@@ -328,6 +332,12 @@ def _texts(texts: Any, folder: Path) -> dict[str, Any]:
             "texts: expected strings (documents) or pathlib.Path (files), all of one kind, got"
             f" {', '.join(kinds) or 'nothing'}"
         )
+    for text in given:
+        if FILE_NAME.fullmatch(text):
+            raise ValueError(
+                f"texts: {text!r} looks like a file and there is none of this name; give its path,"
+                " or a document"
+            )
     folder.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256("\0".join(given).encode("utf-8", "surrogatepass")).hexdigest()[:16]
     # hidden: a run begins in an empty folder; other texts are another spec
