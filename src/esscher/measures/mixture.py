@@ -41,7 +41,8 @@ class Mixture(Measure):
     """
 
     def __init__(self, weights: Any, components: Sequence[Measure]) -> None:
-        if not components or not all(isinstance(part, Measure) for part in components):
+        known = isinstance(components, Sequence) and len(components) > 0
+        if not known or not all(isinstance(part, Measure) for part in components):
             raise ValueError(f"components: expected a list of measures, got {components!r}")
         dims = {component.dim for component in components}
         if len(dims) > 1:
