@@ -37,11 +37,11 @@ def test_shares_have_wilsons_interval() -> None:
 
 
 def test_log_scale_by_hand() -> None:
-    """Values 1 and 3: mean 2, standard error 1, t of one degree of freedom 12.706."""
-    _, low, high = mean_interval([1.0, 3.0], least=0.0)
-    factor = math.exp(stats.t.ppf(0.975, 1) / 2)
+    """Values 1, 2 and 3: mean 2, standard error 1/sqrt(3), t of two degrees of freedom 4.303."""
+    _, low, high = mean_interval([1.0, 2.0, 3.0], least=0.0)
+    factor = math.exp(stats.t.ppf(0.975, 2) / math.sqrt(3) / 2)
     assert (low, high) == pytest.approx((2 / factor, 2 * factor))
-    shifted = mean_interval([6.0, 8.0], least=5.0)
+    shifted = mean_interval([6.0, 7.0, 8.0], least=5.0)
     assert shifted == pytest.approx((7.0, 5 + 2 / factor, 5 + 2 * factor))
 
 
@@ -56,15 +56,15 @@ def test_values_of_0_and_1_are_shares() -> None:
 
 RANGES = {"kl": (0.0, math.inf), "agreement": (0.0, 1.0), "cosine": (-1.0, 1.0)}
 ADVERSARIAL = {
-    "two texts, far apart": (0.02, 0.98),
-    "two texts, alike": (0.7, 0.7),
+    "texts far apart": (0.02, 0.98, 0.02),
+    "texts alike": (0.7, 0.7, 0.7),
     "all at the upper end": (1.0, 1.0, 1.0),
-    "all at the lower end": (0.0, 0.0),
+    "all at the lower end": (0.0, 0.0, 0.0),
     "one below the upper end": (1.0, 1.0, 0.99),
     "one above the lower end": (0.0, 0.0, 1e-12),
-    "both ends": (0.0, 1.0),
+    "both ends": (0.0, 1.0, 0.0),
     "rounding beyond the end": (1.0 + 1e-16, 1.0, 1.0),
-    "a value so small that its square is 0": (1e-200, 0.0),
+    "a value so small that its square is 0": (1e-200, 0.0, 0.0),
 }
 
 
@@ -88,9 +88,10 @@ def test_texts_that_all_agree_leave_doubt() -> None:
     )
 
 
-def test_one_value_has_no_interval() -> None:
+@pytest.mark.parametrize("count", [1, 2])
+def test_one_value_has_no_interval_and_two_say_nothing(count: int) -> None:
     for least, most in ((-math.inf, math.inf), *RANGES.values()):
-        mean, low, high = mean_interval([0.3], least=least, most=most)
+        mean, low, high = mean_interval([0.3] * count, least=least, most=most)
         assert mean == 0.3
         assert math.isnan(low)
         assert math.isnan(high)

@@ -35,7 +35,8 @@ def mean_interval(
     least: float = -math.inf,
     most: float = math.inf,
 ) -> Interval:
-    """Mean of independent values and the ends of its interval; NaN ends for a single value.
+    """Mean of independent values and the ends of its interval; NaN ends for fewer than three: from
+    two, Student's quantile is 12.7 and the interval says nothing.
 
     m the mean, s its standard error, t Student's quantile for count - 1 degrees of freedom:
 
@@ -48,7 +49,7 @@ def mean_interval(
     """
     known = np.asarray(values, dtype=np.float64)
     mean = min(max(float(known.mean()), least), most)
-    if known.size < 2:
+    if known.size < 3:
         return Interval(mean, math.nan, math.nan)
     stderr = float(known.std(ddof=1)) / math.sqrt(known.size)
     t = t_quantile(known.size - 1, level)

@@ -96,12 +96,12 @@ def test_rules_are_compared_on_the_same_texts() -> None:
 
 @pytest.mark.parametrize("name", sorted(KNOWN))
 def test_intervals_stay_in_their_range(name: str) -> None:
-    """Two or three texts at the ends of the range: of a divergence nothing below 0, of a share
+    """Texts at the ends of the range: of a divergence nothing below 0, of a share
     nothing above 1.
     """
     known = KNOWN[name]
     most = min(known.most, 3.0)
-    samples = [[known.least, most], [most] * 3, [known.least] * 2, [most, most, 0.9 * most]]
+    samples = [[known.least, most, most], [most] * 3, [known.least] * 3, [most, most, 0.9 * most]]
     for sample in samples if not known.binary else samples[:3]:
         row = finished({"draws": drawn({name: {"recent": sample}})}, 1.0)["compress"].iloc[0]
         assert known.least <= row[f"{name}_low"] <= row[name] <= row[f"{name}_high"] <= known.most
