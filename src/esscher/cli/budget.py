@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from esscher.cli.options import All, Json, option, path_argument
-from esscher.cli.output import close, print_json, show
+from esscher.cli.options import All, Json, option, path_argument, path_option
+from esscher.cli.output import close, log, print_json, show
 from esscher.probe.spec import ALLOWED, BudgetFlags
 
 if TYPE_CHECKING:
@@ -25,6 +26,10 @@ def budget(
     kl: Annotated[
         float | None, option(BudgetFlags, "kl", default="0.05 in a language model")
     ] = None,
+    kvpress: Annotated[
+        Path | None,
+        path_option("--kvpress", "New .npy file for kvpress: a split for every share to drop."),
+    ] = None,
     everything: All = False,
     as_json: Json = False,
 ) -> None:
@@ -42,13 +47,24 @@ def budget(
 
     Example: esscher budget runs/mine --kl 0.05
     """
+    import numpy as np
+
     from esscher.probe import budget as budgets
     from esscher.report.words import cache_answer
     from esscher.runs import load_run
+    from esscher.runs.store import write_durable
 
     if (epsilon, total, kl) != (None, None, None):
         budgets.as_asked(epsilon, total, kl)  # a mistake is told before anything is read
     stored = load_run(run)
+    if kvpress is not None:
+        if kvpress.exists():
+            raise ValueError(f"{kvpress}: it exists already; give another name")
+        data = io.BytesIO()
+        np.save(data, budgets.prune_ratios(stored, rule), allow_pickle=False)
+        kvpress.parent.mkdir(parents=True, exist_ok=True)
+        write_durable(kvpress, data.getvalue())
+        return log(str(kvpress))
     found = budgets.budget(stored, rule, epsilon=epsilon, total=total, kl=kl)
     asked, about = found.asked, stored.table("about").iloc[0]
     tables = {"caches": found.caches, "totals": found.totals}
