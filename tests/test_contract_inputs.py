@@ -236,10 +236,8 @@ CASES = [
     ),
     Case(
         "exact_curve",
-        HEAD | N | TOKENS,
-        lambda i: of_curve(
-            es.exact_curve(head(i), es.Pool(i["tokens"]), i["x"][:1], i["n"], keep="neyman")
-        ),
+        HEAD | N,
+        lambda i: of_curve(es.exact_curve(head(i), gaussian(i), i["x"][:1], i["n"], keep="neyman")),
     ),
     Case("exact_pool_curve", QKV | N, lambda i: of_curve(pool_curve(i)), 1e-4),
     Case(

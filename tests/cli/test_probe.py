@@ -344,10 +344,6 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
             "--pool sequence --n 16 --rules topk:70+recent",
             "topk: expected at most 64, the number of keys, got 70; rules: ",
         ),
-        (
-            "--pool sequence --n 16 --rules lowrank",
-            "use an encoder, or leave it out",
-        ),
         ("--rules topk", "rules: they are of a query's own context; use --pool sequence"),
         ("--scale 1,0", "scales: expected finite numbers above 0, got [1.0, 0.0]"),
         ("--scale 1;2", "scales: expected numbers such as 0.1,1,10, got '1;2'"),

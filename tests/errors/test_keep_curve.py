@@ -131,9 +131,12 @@ def test_a_rule_with_all_its_numbers_has_one_point() -> None:
         ({"keep": "topk"}, "topk has no number of its own"),
         (
             {"keep": "topk", "n": 3, "positions": [1, 2]},
-            "expected 6 whole numbers, one for each query",
+            "expected 6 whole numbers from 0 to 39, one for each query",
         ),
-        ({"keep": "topk", "n": 3, "positions": [KEYS] * 6}, "expected numbers from 0 to 39"),
+        (
+            {"keep": "topk", "n": 3, "positions": [KEYS] * 6},
+            "expected 6 whole numbers from 0 to 39",
+        ),
         ({"keep": 3, "n": 3}, "expected a rule such as sinks:4"),
     ],
 )

@@ -544,9 +544,7 @@ def _without_end(head: Head, measure: Measure, x: Tensor, n: Counts) -> QueryErr
 def tilted_sizes(head: Head, measure: Measure, theta: Tensor, limit: Tensor) -> Sizes:
     """At one tilt (d,), of laws and heads that leave |c| one-dimensional."""
     if measure.is_gaussian:
-        sizes = _of_gaussian(head, measure, limit)
-        if sizes is not None:
-            return sizes
+        return _of_gaussian(head, measure, limit)
     gram = product(head.V.double().T, head.V.double())
     if measure.as_rotational() is not None:
         known = is_multiple_of_identity(gram, ALIKE)  # then |V y| is a multiple of |y|
@@ -564,19 +562,48 @@ def tilted_sizes(head: Head, measure: Measure, theta: Tensor, limit: Tensor) -> 
     return size, torch.log_softmax(score + weight, 0), centre
 
 
-def _of_gaussian(head: Head, measure: Measure, limit: Tensor) -> Sizes | None:
-    """c ~ N(0, V Sigma V^T) under every tilt: given its size, its mean is 0. None where values vary
-    more in one direction than in another.
-    """
+def _of_gaussian(head: Head, measure: Measure, limit: Tensor) -> Sizes:
+    """c ~ N(0, V Sigma V^T) under every tilt: given its size, its mean is 0."""
     spread = product(head.V.double(), measure.root)
     values = torch.linalg.eigvalsh(product(spread, spread.T)).cpu().numpy()
     values = values[values > ALIKE * values.max()]
     if values.size == 0:
         return limit.new_zeros(1), limit.new_zeros(1), torch.zeros_like(limit)[None]
-    if np.ptp(values) > ALIKE * values.max():
-        return None
     bell, unit = math.sqrt(float(values.sum())), math.sqrt(float(values.max()))
     rho, lengths = graded(max(0.0, bell - REACH * unit), bell + REACH * unit, unit, HALVINGS)
-    log_density = (values.size - 1) * rho.log() - (rho / unit) ** 2 / 2
+    if np.ptp(values) <= ALIKE * values.max():
+        log_density = (values.size - 1) * rho.log() - (rho / unit) ** 2 / 2
+    else:
+        log_density = torch.from_numpy(log_chi_square_density(values, (rho**2).numpy()))
+        log_density = log_density + rho.log()
     weights = torch.log_softmax(lengths.log() + log_density, 0)
     return rho.to(limit), weights.to(limit), limit.new_zeros(len(rho), len(limit))
+
+
+def log_chi_square_density(values: Floats, t: Floats) -> Floats:
+    """Logarithm of the density of sum_k lambda_k g_k^2 at t, g_k standard normal: the inverse
+    Laplace transform of prod_k (1 + 2 p lambda_k)^(-1/2) on a parabola through its saddle point.
+    """
+    values, counts = np.unique(values, return_counts=True)
+    top = values.max()
+    gap = 1.0 - values / top
+    # mu > 0 with sum_k lambda_k / q_k = t, by bisection of its logarithm: a few digits suffice
+    low, high = np.log(0.25 / t), np.log(2.0 * float(counts.sum()) / t + 1e-300)
+    for _ in range(40):
+        middle = 0.5 * (low + high)
+        q = gap + 2.0 * np.exp(middle)[:, None] * values
+        above = values / q @ counts > t
+        low, high = np.where(above, middle, low), np.where(above, high, middle)
+    mu = np.exp(0.5 * (low + high))
+    q = gap + 2.0 * mu[:, None] * values
+    log_scale = (mu - 0.5 / top) * t - 0.5 * np.log(q) @ counts
+    curvature = 2.0 * (values / q) ** 2 @ counts
+    step = np.minimum(0.1, 0.5 / np.sqrt(4.0 * mu**2 * curvature))
+    one = np.zeros_like(t)
+    for k in range(int(np.ceil((np.sqrt(46.0 / (mu * t)) / step).max())) + 1):
+        turn = 1.0 + 1j * k * step
+        at = mu * turn**2
+        log = (at - 0.5 / top) * t - 0.5 * np.log(gap + 2.0 * at[:, None] * values) @ counts
+        share = step * 2.0 * mu / np.pi * turn * np.exp(log - log_scale)
+        one += (0.5 if k == 0 else 1.0) * share.real
+    return np.asarray(log_scale + np.log(np.maximum(one, 1e-300)))
