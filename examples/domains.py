@@ -1,8 +1,9 @@
 """One model on three kinds of text: prose, code and law, side by side.
 
-``python examples/domains.py [FOLDER] [FIGURE]`` probes the packaged model on the prose, the code
-and the licences that every machine with it has (three runs in FOLDER, runs/domains by default, gone
-on with where they stopped), prints what differs and draws the figure of the documentation.
+``python examples/domains.py [FOLDER] [FIGURE]`` probes the packaged model on three packaged texts:
+Python's manual, its standard library, and licences. The three runs are stored in FOLDER
+(runs/domains by default); runs that were stopped are completed. It prints what differs and draws a
+figure (FOLDER/domains.svg by default).
 """
 
 from __future__ import annotations

@@ -205,7 +205,7 @@ def describe(
     """Show a model's layers and heads, whether it is supported, and what a probe costs.
 
     Only the configuration is read, not the weights. Time and memory are estimates for a probe with
-    default settings on this machine; for other settings: esscher probe options.MODEL ... --dry-run.
+    default settings on this machine. For other settings: esscher probe MODEL ... --dry-run.
 
     Example: esscher describe openai-community/gpt2
     """

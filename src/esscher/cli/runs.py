@@ -71,8 +71,8 @@ def resume(
 ) -> None:
     """Complete a run that was interrupted.
 
-    Finished units are skipped, failed and damaged ones computed again. It ends as the command that
-    began the run does: figures, report and tables.
+    Finished units are skipped; failed and damaged ones are computed again. At the end it writes the
+    report and prints what the command that began the run prints.
 
     Example: esscher resume runs/mine --workers 2
     """
