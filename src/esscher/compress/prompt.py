@@ -83,6 +83,7 @@ class Prompt:
         self.references: dict[str, list[AttentionCall]] = {"last": [], "replay": []}
         self.spared = {"last": min(self.settings.observe, ids.shape[1] // 2), "replay": 0}
         self._sink = sink
+        self._shared: dict[int, int] = {}  # by layer: heads that read one key-value head
         generator = torch.Generator().manual_seed(self.settings.seed)
         self.metric: FisherMetric | None = None
         tokens = ids.shape[1]
@@ -119,7 +120,7 @@ class Prompt:
         """Keep what rules read of the last queries; a later piece of the prompt replaces it."""
         if self._sink is not None:
             self._sink(call)
-        tokens = call.query.shape[2]
+        tokens, self._shared[call.layer] = call.query.shape[2], call.shared
         rows = torch.arange(
             max(0, tokens - self.settings.observe), tokens, device=call.query.device
         )
@@ -158,11 +159,8 @@ class Prompt:
     def _metric(self, layer: int, kv: int) -> Tensor | None:
         if self.metric is None:
             return None
-        shared = len(self.metric.of_layer[layer]) // self._kv_heads(layer)
+        shared = self._shared[layer]
         return self.metric.of_layer[layer][kv * shared : (kv + 1) * shared]
-
-    def _kv_heads(self, layer: int) -> int:
-        return sum(place[0] == layer for place in self.contexts)
 
     def held_by(self, place: Place) -> Tensor:
         """(P,): keys that the cache of a head holds: those that the last query sees."""

@@ -267,18 +267,21 @@ def softmax_rows(rows: Context) -> Tensor:
     return torch.softmax(scores, 1)
 
 
+MOST = 0.9  # of the weight: then 1 - pi has lost one digit
+
+
 def removal_cost(rows: Context) -> Tensor:
     """(N,): sum over queries of e'F e, e = pi/(1 - pi) (v - Gamma) the error when this key alone
     is dropped, F the metric of the query's head.
 
     Without a metric, F is W_O W_O', or the identity. Expanded into sums over queries, so that it
-    costs about one attention pass. A key with more than half of the weight is taken out first:
-    its error is pi (v - Gamma without it), where the plain formula loses all digits.
+    costs about one attention pass. A key with most of the weight is taken out first: its error is
+    pi (v - Gamma without it), where the plain formula loses all digits.
     """
     weight, values, inside = softmax_rows(rows), rows.whole.v.to(rows.dtype), rows.inside
     middle = values.mean(0)
     values = values - middle
-    heavy = (weight.amax(1) > 0.5).nonzero()[:, 0]
+    heavy = (weight.amax(1) > MOST).nonzero()[:, 0]
     top, at = weight[heavy].max(1, keepdim=True)
     largest = values[at[:, 0]]
     weight[heavy, at[:, 0]] = 0.0
@@ -293,16 +296,17 @@ def removal_cost(rows: Context) -> Tensor:
     squares = squares.div_(1 - squares).square_()
     own, total = values[: squares.shape[1]], values.new_zeros(len(values))
     heads = torch.zeros_like(rows.positions) if rows.heads is None else rows.heads
-    present = torch.unique(heads).tolist()
-    for head in present:
-        mine = slice(None) if len(present) == 1 else heads == head
-        metric = _metric(rows, head, values)
+    present, counts = torch.unique_consecutive(heads, return_counts=True)
+    end = 0
+    for head, rows_of_head in zip(present.tolist(), counts.tolist(), strict=True):
+        start, end = end, end + rows_of_head
+        mine, metric = slice(start, end), _metric(rows, head, values)
         felt, seen = own @ metric, output[mine]
         size = ((seen @ metric) * seen).sum(1, keepdim=True)
         sums = (torch.cat([seen, size, torch.ones_like(size)], 1).T @ squares[mine]).T
         crossed, size, count = torch.split(sums, [values.shape[1], 1, 1], 1)
         total[: len(own)] += (felt * (own * count - 2 * crossed)).sum(1) + size[:, 0]
-        lost = heads[heavy] == head
+        lost = (heavy >= start) & (heavy < end)
         cost = ((away[lost] @ metric) * away[lost]).sum(1)
         total.index_add_(0, at[lost, 0], cost)
     return total[inside].clamp_min(0)
