@@ -1,12 +1,12 @@
-"""How often the intervals for an endless text cover what an endless text has.
+"""How often the 90 % intervals of a probe for more text cover the value on much more text.
 
 ``python examples/endless_coverage.py laws [REPEATS] [KEYS]``: heads on tokens of laws whose limit
-is known: pools of KEYS tokens (16384 by default) are drawn anew, 500 times by default. Gaussian
-tokens have their truth in closed form, the others from a million tokens.
+is known. Pools of KEYS tokens (16384 by default) are drawn REPEATS times (500 by default). The true
+values are a closed form for Gaussian tokens, and come from a million tokens for the other laws.
 
-``python examples/endless_coverage.py text MODEL FILE|prose|code|legal [POOL ...]``: probes of pools
-of 4096 and 16384 tokens (or POOL ...) of one text against one of 240,000 tokens and 512 queries,
-every head.
+``python examples/endless_coverage.py text MODEL FILE|prose|code|legal [POOL ...]``: every head,
+probed on pools of 4096 and 16384 tokens (or POOL ...) of one text, against a pool of 240,000 tokens
+with 512 queries.
 """
 
 from __future__ import annotations

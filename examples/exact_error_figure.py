@@ -1,10 +1,10 @@
 """Exact error of attention from 10 to 10^12 tokens for horizons 0.25 to 4, beside the sharp rates
 of that error.
 
-``python examples/exact_error_figure.py [FILE]`` draws the figure of the README. Gaussian tokens and
-queries in one dimension; the law of the queries is integrated, so nothing is random and the rare
-queries that carry the error at large n are there. The rate that [B] proves is one of moments, not
-of this error: ``esscher converge gaussian`` draws it where it belongs.
+``python examples/exact_error_figure.py [FILE]`` draws the figure of the README. Tokens and queries
+are Gaussian in one dimension. The mean over queries is an integral, so nothing is random, and it
+contains the rare queries that dominate the error at large n. The rate that [B] proves is for
+moments, not for this error; ``esscher converge gaussian`` shows it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What keep rules cost the heads of a probed model: ``python examples/frontier.py RUN [RUN ...]``.
 
 For each run of ``esscher probe --pool sequence``: the median over heads of the relative error at 5,
-10 and 25 % of the keys, and of the keys that an error of 10 % takes; how many heads each rule
-serves best; the kinds of heads, by layer. A rule whose sure part is larger than a size has no error
-there.
+10 and 25 % of the keys; the share of the keys needed for an error of 10 %; for how many heads each
+rule is the best; the kinds of heads by layer. A rule has no error at sizes below the keys that it
+always keeps.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 Neyman; horizons 0.5 to 4.
 
 ``python examples/keep_rates.py [FILE]`` prints the rates and draws the figure of docs/keep.md.
-Gaussian tokens and queries in one dimension. Random keys and Neyman's are n keys of a context
-without end; the largest scores are n of 16 n tokens, alone, or half of the n keys beside a
-reweighted rest. Errors are against the limit of the law, so that the context's own is part of them:
-the dotted line is attention on all 16 n. Nothing is drawn: the law of queries is integrated, for
-the rules with a context by a Gauss-Legendre rule over the query.
+Tokens and queries are Gaussian in one dimension. Random keys and Neyman's are n keys of an infinite
+context. The largest scores are n of 16 n tokens; or n/2 keys are the largest and n/2 are drawn from
+the rest and reweighted. Errors are against the limit of the law, so they contain the error of the
+context itself: the dotted line is attention on all 16 n tokens. Nothing is sampled: means over
+queries are integrals, for the rules with a context by a Gauss-Legendre rule.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ examples/language_model.py RUN [RUN ...]``.
 
 A run is a folder that ``esscher probe`` wrote. For each of six depths: medians over its heads of
 the measured exponent, effective tokens, weight on sinks and k-hat, and the share of heads with an
-exponent below 0.3; then rank correlations of what theory predicts with what is measured.
+exponent below 0.3; then rank correlations of predicted with measured exponents.
 """
 
 from __future__ import annotations

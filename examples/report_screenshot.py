@@ -1,8 +1,8 @@
 """A picture of a report, as in the README: the map of a model's heads with one of them open.
 
 ``python examples/report_screenshot.py [RUN] [FILE]`` writes the page of a run of ``esscher probe``
-and photographs it with Chromium (``make chromium`` installs Debian's). Without a run, the packaged
-model is probed first, which takes minutes.
+and takes a screenshot with Chromium (``make chromium`` installs Debian's). Without a run it first
+probes the packaged model, which takes minutes.
 """
 
 from __future__ import annotations

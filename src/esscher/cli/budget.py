@@ -28,7 +28,9 @@ def budget(
     ] = None,
     kvpress: Annotated[
         Path | None,
-        path_option("--kvpress", "New .npy file for kvpress: a split for every share to drop."),
+        path_option(
+            "--kvpress", "New .npy file for kvpress: the best split at every share to drop."
+        ),
     ] = None,
     everything: All = False,
     as_json: Json = False,

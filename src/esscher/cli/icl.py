@@ -96,8 +96,8 @@ def flow(
     everything: options.All = False,
     as_json: options.Json = False,
 ) -> None:
-    """Where gradient flow ends, against the prompt length: mean squared error of both models and of
-    Bayes on L tokens.
+    """Compute where gradient flow ends at each prompt length: mean squared error of both models and
+    of the Bayes predictor.
 
     Example: esscher icl flow --lengths 10,1000,1e6
     """
@@ -118,8 +118,8 @@ def show_risk(
     everything: options.All = False,
     as_json: options.Json = False,
 ) -> None:
-    """Exact mean squared errors: of the models a training run left, beside the flow; or, in parts,
-    where the flow of each model ends.
+    """Compute exact mean squared errors: of the models of a training run, or without a run of the
+    end of gradient flow, split into parts.
 
     Example: esscher icl risk --lengths 10,1e6
     """
@@ -161,8 +161,8 @@ def length(
     everything: options.All = False,
     as_json: options.Json = False,
 ) -> None:
-    """L(epsilon) of Theorem 5.2: the shortest prompts on which gradient flow ends within epsilon of
-    the best risk.
+    """Find L(epsilon) of Theorem 5.2: the shortest prompt for which gradient flow ends within
+    epsilon of the best risk.
 
     Example: esscher icl length --epsilon .1,.01 --task-cov identity --noise 0
     """
@@ -199,8 +199,8 @@ def concentration(
     everything: options.All = False,
     as_json: options.Json = False,
 ) -> None:
-    """How fast outputs and gradients of softmax attention become those of linear attention, at the
-    first weights.
+    """Measure how fast outputs and gradients of softmax attention converge to those of linear
+    attention, at the initial weights.
 
     Example: esscher icl concentration --lengths 10,100,1000 --covariance isotropic
     """
@@ -214,9 +214,9 @@ def figures(
         Path | None, options.path_option("--train", "A run of esscher icl train to use.")
     ] = None,
     only: Annotated[
-        str | None, switch("--only", "Some figures: fig2,fig3; all when left out.")
+        str | None, switch("--only", "Figures to make, e.g. fig2,fig3 (default: all).")
     ] = None,
-    quick: Annotated[bool, switch("--quick", "Minutes instead of the paper's size.")] = False,
+    quick: Annotated[bool, switch("--quick", "Smaller settings, in minutes.")] = False,
     seed: Seed = None,
     workers: options.Workers = 1,
     dask: options.Dask = None,
@@ -299,8 +299,8 @@ def stability(
     everything: options.All = False,
     as_json: options.Json = False,
 ) -> None:
-    """Which first weights get stuck: gradient flow of (O, V, K, Q) for both models from the same
-    starts, and a test.
+    """Find which initial weights get stuck: gradient flow of (O, V, K, Q) for both models, and a
+    sign test between them.
 
     Example: esscher icl stability --starts 10 --lengths 10,100
     """

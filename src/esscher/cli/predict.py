@@ -59,7 +59,7 @@ def predict(
     dim: Annotated[int | None, switch("--dim", "Dimension of a token.", LAW)] = None,
     size: Annotated[
         float | None,
-        switch("--size", "Variance, radius, half width or scale of the law, what it has.", LAW),
+        switch("--size", "Variance, radius, half width or scale, whichever the law has.", LAW),
     ] = None,
     horizon: Annotated[float | None, option(HeadSpec, "horizon", HEAD)] = None,
     scale: Annotated[float | None, option(HeadSpec, "scale", HEAD)] = None,
@@ -74,9 +74,7 @@ def predict(
     dtype: Annotated[str | None, option(PredictSpec, "dtype")] = None,
     figure: Annotated[
         Path | None,
-        options.path_option(
-            "--figure", "Figure file to write (.svg, .pdf, .png); none when left out."
-        ),
+        options.path_option("--figure", "Figure file to write (.svg, .pdf, .png; default: none)."),
     ] = None,
     everything: options.All = False,
     as_json: options.Json = False,

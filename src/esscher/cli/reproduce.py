@@ -24,19 +24,19 @@ def reproduce(
         typer.Argument(help="Ids or numbers of claims, or module:NAME of your own."),
     ] = None,
     everything: Annotated[bool, switch("--all", "Test every claim.")] = False,
-    quick: Annotated[bool, switch("--quick", "In minutes, as without a flag.")] = False,
-    full: Annotated[bool, switch("--full", "At the size of the docs' table, in hours.")] = False,
+    quick: Annotated[bool, switch("--quick", "Small settings, in minutes (default).")] = False,
+    full: Annotated[bool, switch("--full", "Settings of the table in the docs, in hours.")] = False,
     seed: Annotated[int, switch("--seed", "Seed of everything random.", min=0, max=2**63 - 1)] = 0,
     workers: Workers = 1,
     dask: Dask = None,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """Test what the papers claim, and what we do: verdict, effect with its interval, and why.
-    Without a claim: the list.
+    """Test claims of the papers and our own: verdict, effect with its interval, and reason. Without
+    a claim, list them.
 
-    Verdicts are kept in reproduce.json as they come; the same command goes on where it was stopped,
-    and what was measured for one claim is not measured again for another.
+    Verdicts are stored in reproduce.json. The same command resumes where it was stopped, and claims
+    share measurements.
 
     Example: esscher reproduce b-1-sub-parametric s-17-limit --quick
     """

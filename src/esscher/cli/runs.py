@@ -90,19 +90,20 @@ def resume(
 
 
 def report(
-    runs: Annotated[
-        list[Path], options.path_argument("Run directories; several are set side by side.")
-    ],
+    runs: Annotated[list[Path], options.path_argument("Run directories; several are compared.")],
     out: Annotated[
         Path | None,
-        options.path_option("--out", "The page; report.html in the first run when left out."),
+        options.path_option("--out", "File of the page (default: report.html in the first run)."),
     ] = None,
     figures: Annotated[
-        str, switch("--figures", "Figure files too, in RUN/figures: svg, pdf, png, with commas.")
+        str,
+        switch(
+            "--figures", "Also write figures into RUN/figures: svg, pdf, png, separated by commas."
+        ),
     ] = "",
     as_json: options.Json = False,
 ) -> None:
-    """Write runs as one HTML page that works offline; several are set side by side.
+    """Write runs as one HTML page that works offline; several runs are compared.
 
     Example: esscher report runs/mine --figures svg,pdf
     """
@@ -128,7 +129,7 @@ def export(
     run: Annotated[Path, options.path_argument("Run directory.")],
     to: Annotated[str, switch("--to", f"Format: {', '.join(EXPORTS)}.")] = "csv",
     out: Annotated[Path, options.path_option("--out", "Folder to write to.")] = Path("export"),
-    overwrite: Annotated[bool, switch("--overwrite", "Write over files of these names.")] = False,
+    overwrite: Annotated[bool, switch("--overwrite", "Overwrite existing files.")] = False,
     as_json: options.Json = False,
 ) -> None:
     """Write the tables of a run as CSV or JSON files.
@@ -147,7 +148,7 @@ def export(
 
 
 def cite(
-    key: Annotated[str | None, typer.Argument(help="B or S; all when left out.")] = None,
+    key: Annotated[str | None, typer.Argument(help="B or S (default: both).")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Print the BibTeX of the results esscher relies on.
@@ -179,8 +180,8 @@ def fit(
 ) -> None:
     """Show the exponents of a run, error ~ constant * n^-exponent, or fit its curves again.
 
-    Without --window these are the run's own exponents and intervals: of a probe's l2 error 90 % for
-    an endless text, of all others 95 % over repeats.
+    Without --window it shows the exponents that the run stored. Their intervals: 90 % for more text
+    (the l2 error of a probe), 95 % over repeats (all others).
 
     Example: esscher fit runs/mine --window 100:10000
     """

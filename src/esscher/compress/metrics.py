@@ -111,7 +111,7 @@ def _known(self: Metric, full: Outcome, kept: Outcome) -> float | None:
 
 class Needle(Metric):
     name = "needle"
-    help = "Share of planted facts whose every token is the likeliest, given those before it."
+    help = "Share of planted facts found: each of their tokens is the model's likeliest."
     tasks = ("language",)
     most = 1.0
     binary = True
@@ -120,7 +120,7 @@ class Needle(Metric):
 
 class SeveralNeedles(Metric):
     name = "needle_several"
-    help = "The same where a prompt has four facts, and all are asked for."
+    help = "Share of planted facts found, with four in a prompt and all asked for."
     tasks = ("language",)
     most = 1.0
     value = _known
@@ -128,7 +128,7 @@ class SeveralNeedles(Metric):
 
 class NeedleWithDistractor(Metric):
     name = "needle_distractor"
-    help = "The same where a similar fact with another code stands in the prompt."
+    help = "Share of planted facts found, with a similar fact in the prompt."
     tasks = ("language",)
     most = 1.0
     binary = True
@@ -153,7 +153,7 @@ class Predicted(Metric):
 
 class PredictedCross(Metric):
     name = "kl_cross"
-    help = "The same with cross terms between heads, from gradients at the decoded tokens."
+    help = "Predicted KL with cross terms between heads, from gradients at decoded tokens."
     tasks = ("language",)
     value = _known
 

@@ -69,7 +69,7 @@ class CompressSpec(RunSpec):
     needles: NonNegativeInt = Field(
         default=0,
         description=(
-            "prompts with planted facts that are asked for after compression, of each kind of"
+            "prompts with planted facts, asked for after compression, for each kind of"
             " --needle-kinds"
         ),
     )
@@ -110,7 +110,7 @@ class CompressSpec(RunSpec):
     )
     together: bool = Field(
         default=False,
-        description="also the exact error of each layer under random keys, heads together",
+        description="also the exact error of each layer when its heads lose the same random keys",
     )
     dtype: Literal["float32", "float64", "bfloat16", "float16"] = Field(
         default="float32", description="floating point of the model"

@@ -188,10 +188,11 @@ def columns(spec: Any) -> Declared:
     for name, metric in metrics().items():
         measured += _of_metric(name, metric.help)
         if metric.paired:
-            added = "The same less the full model's on the same text, mean over texts."
+            what = metric.help.removesuffix(".")
+            added = f"{what}; minus the full model's on the same texts."
             behind = (
-                "The same less that of the best rule of this size on the same text; the best is"
-                " found on these texts, so that close rules look slightly worse than they are."
+                f"{what}; minus the best rule's at this size on the same texts. The best is chosen"
+                " on these texts, so close rules look slightly worse than they are."
             )
             measured += (*_of_metric(f"{name}_added", added), *_of_metric(f"{name}_behind", behind))
     kept = Column("kept", "float", "keys kept", "Keys kept of a key-value head, on average.", "log")

@@ -38,7 +38,7 @@ class _Task(BaseModel):
     covariances: Covariances = Field(
         default=(ISOTROPIC, KMS),
         min_length=1,
-        description="of x: isotropic, kms:RHO or diag:A,B,...; several separated by spaces",
+        description="covariance of x: isotropic, kms:RHO or diag:A,B,...; several with spaces",
     )
     dim: int = Field(default=5, ge=1, le=4096, description="dimension of the covariates")
     noise: float = Field(default=0.1, ge=0, description="variance of the label noise")
@@ -65,7 +65,7 @@ class LengthFlags(_Task, Plain):
     epsilon: Annotated[tuple[Annotated[float, Field(gt=0)], ...], _split(",")] = Field(
         default=(0.01,),
         min_length=1,
-        description="excess risks, half mean squared errors, separated by commas",
+        description="excess risks (half the mean squared error), separated by commas",
     )
 
 
@@ -75,7 +75,7 @@ class TrainSpec(_Task, RunSpec):
     job: Literal["icl-train"] = "icl-train"
     lengths: Lengths = (10, 100, 1000)
     seeds: int = Field(
-        default=3, ge=1, le=10_000, description="how many first weights are trained from"
+        default=3, ge=1, le=10_000, description="number of random initial weights to train from"
     )
     steps: int = Field(default=500_000, ge=1, le=10**9, description="steps of training")
     batch: int = Field(default=128, ge=1, le=1 << 20, description="prompts in a step")
@@ -115,16 +115,16 @@ class StabilitySpec(_Task, RunSpec):
         default=100,
         ge=1,
         le=10**6,
-        description="how many first weights flow, as icl train --seeds draws them",
+        description="number of random initial weights, drawn as in icl train --seeds",
     )
     training: float = Field(
         default=1000.0,
         gt=0,
         le=1e9,
-        description="time of training, twice rate times steps: who has not arrived then is stuck",
+        description="time of training, 2 * rate * steps; flows that have not ended then are stuck",
     )
     until: float = Field(
-        default=1e5, gt=0, le=1e9, description="a later time at which flows end: who arrives then"
+        default=1e5, gt=0, le=1e9, description="later time until which flows go on"
     )
     times: int = Field(default=100, ge=2, le=10**5, description="times at which a flow is recorded")
     block: int = Field(default=5, ge=1, le=10**6, description="starts in a unit of work")

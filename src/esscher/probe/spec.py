@@ -76,10 +76,10 @@ class ProbeSpec(RunSpec):
         default=64, description="queries used for the costly statistics"
     )
     observe: PositiveInt = Field(
-        default=64, description="last queries before the cut, which choose the keys of a cache"
+        default=64, description="last queries of the prompt, by which rules choose keys"
     )
     decode: PositiveInt = Field(
-        default=128, description="tokens after the cut, whose queries are judged"
+        default=128, description="tokens after the prompt, at whose queries errors are measured"
     )
     layers: tuple[int, ...] | None = Field(
         default=None, description="layers, e.g. 0,2-4 (default: all)"
@@ -95,7 +95,7 @@ class ProbeSpec(RunSpec):
     )
     epsilons: tuple[float, ...] = Field(
         default=(0.05, 0.1, 0.2),
-        description="relative error that tokens are counted for; may be repeated",
+        description="relative error to find the tokens needed for; may be repeated",
     )
     moments: int = Field(
         default=0, ge=0, description="Monte Carlo repeats of the outputs' mean and covariance"
@@ -107,7 +107,7 @@ class ProbeSpec(RunSpec):
     )
     scales: tuple[float, ...] = Field(
         default=(),
-        description="also measure heads with their scores times these numbers, as 0.1,1,10",
+        description="also measure heads with scores multiplied by these numbers, e.g. 0.1,1,10",
     )
     statistics: tuple[str, ...] = Field(
         default=(), description="statistics from elsewhere, 'module:Class' each"

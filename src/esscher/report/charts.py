@@ -177,7 +177,7 @@ def _metrics(run: Run) -> list[dict[str, Any]]:
         if key in own and own[key].notna().any():
             log = "xy" if key in ("kl", "error") and (own[key] > 0).all() else "x"
             series = _rule_lines(own[own[key].notna()], "share", key, columns[key].ends)
-            note = f"{columns[key].help} With 95 % intervals over texts."
+            note = f"{columns[key].help} Bars, from three texts on: 95 % intervals over texts."
             x, y = columns["share"].label, columns[key].label
             charts.append(chart_of(f"{y} against the share of the cache", x, y, series, note, log))
     return charts

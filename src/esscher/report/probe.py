@@ -165,8 +165,8 @@ def _losses(run: Run) -> dict[str, Any] | None:
             }
         )
     note = (
-        "Every head keeps what loses least in all (best split). Dashed: rules that need weights on"
-        " kept keys, or all keys. Above 0.2 nats the true loss is larger."
+        "Keys are split between heads for the least total loss (best split). Dashed: rules that"
+        " need weights for kept keys, or all keys. Above 0.2 nats the true loss is larger."
     )
     x, y = "share of the cache kept", "loss, nats per token"
     title = "Predicted loss against the share of the cache kept"

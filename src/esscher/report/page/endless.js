@@ -11,8 +11,8 @@ function convergedOf(atlas, i) {
     return el("tr", {}, el("th", { scope: "row" }, atlas.named(row.number).label), ...[now, before, expected].map((one) => el("td", { class: "number" }, written(one))),
       el("td", {}, interval(low, high)), el("td", {}, outside(row.status)));
   });
-  return el("details", { class: "endless", open: true }, el("summary", {}, "If the text went on"),
-    el("p", { class: "soft" }, "Each number on this text and on halves of it, and what an endless text of the same kind has, with 90 % intervals."),
+  return el("details", { class: "endless", open: true }, el("summary", {}, "Will these numbers hold on more text?"),
+    el("p", { class: "soft" }, "Each number on this text, its mean over halves of this text, and an estimate for an unlimited text of the same kind, with a 90 % interval."),
     el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, [number, value, half, estimate, "90 % interval", status].map((text) => el("th", { scope: "col" }, text)))), el("tbody", {}, body))));
 }
 

@@ -18,7 +18,7 @@ function frontierOf(atlas, i) {
   const marks = atlas.percents.map((percent) => ({ y: percent / 100, label: `${percent} %`, scaled: true }));
   const least = series.flatMap(({ y }) => finite(y)).filter((error) => error > 0).reduce((a, b) => Math.min(a, b), 1);
   const chart = mountChart({ title: "Which keys: error against keys kept, by rule", height: 340, x: { label: atlas.labels.frontier.kept, log: true }, y: { label: atlas.labels.frontier.relative, log: true, low: least < EXACT ? EXACT : undefined }, series, marks,
-    note: `Keys of the cache kept, on average over the queries. Rules that choose for all queries chose by others than those that are judged.${atlas.rules.includes(atlas.floor) ? " Dashed: the chances of least error to first order, about the fewest keys of any rule." : ""}` });
+    note: `Keys of the cache kept, on average over the queries. Rules that choose once for all queries choose by earlier queries than the judged ones.${atlas.rules.includes(atlas.floor) ? " Dashed: keys drawn with the probabilities of least error, to first order; about the fewest keys of any rule." : ""}` });
   return el("div", { class: "frontier" }, chart, reachedOf(atlas, i));
 }
 
@@ -61,11 +61,11 @@ function totalsOf(atlas) {
         SPLITS.map((split) => el("td", { class: "number" }, own.has(split) ? percent(own.get(split).ratio) : "–")),
         el("td", { class: "number" }, outside(best.worst_head), ` ${percent(best.worst)}`))];
     });
-    const header = el("tr", {}, [atlas.labels.frontier.rule, "", ...SPLITS, "largest error of a head"].map((name, i) => el("th", { class: i > 1 ? "wrap number" : i ? "barcell" : null }, name)));
+    const header = el("tr", {}, [atlas.labels.frontier.rule, "", ...SPLITS, "largest error: layer.kv head"].map((name, i) => el("th", { class: i > 1 ? "wrap number" : i ? "barcell" : null }, name)));
     box.replaceChildren(el("h3", {}, `Keys kept for a total error of ${atlas.percent} %, by rule`),
       lines.length ? el("div", { class: "scroll" }, el("table", { class: "medians" }, el("thead", {}, header), el("tbody", {}, lines))) : el("p", { class: "soft" }, `Nothing was stored for ${atlas.percent} %.`),
-      el("p", { class: "soft" }, "Share of the cache: keys kept over keys that the cache holds, summed over layers and key-value heads; a sliding-window layer holds at most its window. On this text and in these windows; another rule, text or length has other numbers. The total error is relative, the root of its mean square over heads, which count by the gradient of log p " +
-        "where it was measured; the best split makes it least, and single heads may err far more (last column). * Chosen for each query: what a query reads, while the cache holds all keys."));
+      el("p", { class: "soft" }, "Shares are keys kept over keys that the cache holds, summed over layers and key-value heads; a sliding-window layer holds at most its window. They are for this text and these windows. The total error is the root mean square of the heads' relative errors, weighted by the gradient of log p " +
+        "where it was measured. The best split makes it least; single heads may have far larger errors (last column). * Chosen for each query: the share is what a query reads, and the cache holds all keys."));
   }
   atlas.on((change) => { if ("percent" in change) show(); });
   show();

@@ -9,7 +9,7 @@ function curveStyle(atlas, metric) {
     : { label: atlas.errors[metric], color: CURVE_COLORS[place % CURVE_COLORS.length], dash: place % 2 ? "dashed" : "solid" };
 }
 
-const SLOW = "The papers' rates and the sharp one have no constant here; each is drawn through the first point of the exact curve.";
+const SLOW = "Theory gives these rates without a constant, so each line starts at the first point of the exact curve.";
 
 function headView(atlas) {
   const box = el("section", { id: "head", hidden: true, tabindex: -1, "aria-live": "polite" });
@@ -52,7 +52,7 @@ function sentencesOf(atlas, i) {
   if (kind) text.append(el("p", {}, "Kind: ", el("strong", {}, outside(kind)), why ? ". " : "", why ? outside(why) : null));
   if (needed.length) text.append(el("p", {}, `For the errors allowed, ${atlas.need.label}: ${needed.join(", ")}.`));
   const frozen = atlas.value("freezing_tokens", i);
-  if (frozen !== null) text.append(el("p", {}, `Freezing point: about ${written(frozen)} tokens; below it the softmax of a typical query rests on its few largest scores.`));
+  if (frozen !== null) text.append(el("p", {}, `Freezing point: with fewer than about ${written(frozen)} tokens, a typical query attends to its few largest scores only.`));
   if (signs) text.append(el("p", {}, "Signs of trouble: ", outside(signs), "."));
   if (verdict) text.append(el("p", {}, "Scores: ", outside(verdict)));
   return text;

@@ -26,5 +26,5 @@ function keptOf(view) {
     menu("layer", [[all, "all layers"], ...layers.map((i) => [String(i), String(i)])], layer, (i) => { layer = i; show(); }));
   show();
   const cut = kept.total > kept.tokens.length ? ` Shown: the first ${grouped(kept.tokens.length)} of ${grouped(kept.total)} tokens.` : "";
-  return section("kept", "What was kept", el("p", {}, "The first prompt under ", outside(kept.rule), " (", outside(kept.split), `). Plain tokens: no head keeps them; the brighter, the more key-value heads do. The table is over all prompts and layers.${cut}`), controls, text, shares);
+  return section("kept", "What was kept", el("p", {}, "The first prompt under ", outside(kept.rule), " (", outside(kept.split), `). Tokens without colour: no head keeps them. The brighter a token, the more key-value heads keep it. The table is over all prompts and layers.${cut}`), controls, text, shares);
 }
