@@ -40,6 +40,8 @@ autodoc_class_signature = "mixed"
 html_theme = "furo"
 html_title = f"esscher {release}"
 html_copy_source = False
+html_static_path = ["static"]
+html_css_files = ["style.css"]
 
 
 def _as_written(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:

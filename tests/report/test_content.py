@@ -191,7 +191,7 @@ def test_first_line_says_that_keys_are_a_mean_over_depths(tmp_path: Path) -> Non
         "about": [{"model": "known-model", "pool": "sequence"}],
     }
     content = content_of(store_run(tmp_path / "run", ProbeLike(), tables))
-    told = "1,272 (a query's own window, mean over depths, 497 to 2,048)"
+    told = "1,272 (a query's own window, mean over positions, 497 to 2,048)"
     assert f"keys a query sees: {told}; queries a head: 7" in content["lines"][0]
     tables["heads"] = [head | {"n_keys_least": 1272, "n_keys_most": 1272}]
     content = content_of(store_run(tmp_path / "same", ProbeLike(), tables))

@@ -400,7 +400,7 @@ def test_layers(visit: Visit, atlas_page: Path) -> None:
 
 def test_the_rate_of_the_paper_is_of_something_else(visit: Visit, atlas_page: Path) -> None:
     page = visit(atlas_page)
-    assert "does not speak of the L2 error" in page.text("#scatter .soft")
+    assert "is for the L2 error" in page.text("#scatter .soft")
 
 
 def test_a_column_from_outside_is_shown(

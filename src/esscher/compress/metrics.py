@@ -146,7 +146,7 @@ class Neighbour(Metric):
 
 class Predicted(Metric):
     name = "kl_predicted"
-    help = "KL predicted from the errors of all heads and their Fisher metric; nats per token."
+    help = "KL predicted from exact errors of heads and their Fisher metric; nats per token."
     tasks = ("language",)
     value = _known
 

@@ -305,7 +305,7 @@ HORIZONS = (
         "horizon",
         "float",
         "horizon",
-        "One-sided horizon: how far the score matrix stretches the tokens' spread.",
+        "One-sided horizon: largest standard deviation of scores, for queries of norm one.",
         "log",
         first=10,
     ),
@@ -313,8 +313,8 @@ HORIZONS = (
         "horizon2",
         "float",
         "two-sided horizon",
-        "Horizon with the spread of queries and keys both counted: largest typical size of a"
-        " score.",
+        "Two-sided horizon: largest standard deviation of scores, for queries one standard"
+        " deviation away from the mean.",
         "log",
         first=11,
     ),

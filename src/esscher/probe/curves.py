@@ -121,7 +121,7 @@ EFFECTIVE_TOKENS = Column(
     "effective_tokens",
     "float",
     "effective tokens",
-    "One over the summed squared weights: how many keys share the attention.",
+    "One over the sum of squared weights: about how many keys a query attends to.",
     scale="log",
     first=12,
     short="effective",

@@ -116,7 +116,7 @@ def _facts(run: Run, known: dict[str, Any], heads: Any | None, model: str) -> di
         if {"n_keys_least", "n_keys_most"} <= set(measured.columns):
             least, most = measured["n_keys_least"].min(), measured["n_keys_most"].max()
             if least < most:
-                told += f", mean over depths, {written(least)} to {written(most)}"
+                told += f", mean over positions, {written(least)} to {written(most)}"
         facts["keys a query sees"] = written(measured["n_keys"].max()) + f" ({told})" * bool(told)
         facts["queries a head"] = written(measured["n_queries"].max())
     return facts

@@ -364,7 +364,7 @@ def _exponent(spec: ProbeSpec) -> Column:
 def _compared(spec: ProbeSpec) -> tuple[Column, ...]:
     drawn = f"{COMPARED:,} keys drawn with replacement"
     relative = f"Error of {drawn} divided by the size of the limit; it compares between pools."
-    effective = f"How many of {drawn} share the attention."
+    effective = f"Effective tokens of {drawn}."
     return (
         Column(
             f"relative_{COMPARED}", "float", f"relative error, {COMPARED:,} keys", relative, "log"

@@ -430,21 +430,23 @@ KIND = (
         "word",
         "kind of head",
         f"For a relative error of {percent(ERROR)} %, on this text and window: streams if {STREAM}"
-        f" need at most {STREAMS:.0%} of the keys and no more than random ones; diffuse if random"
-        f" keys are at most {DIFFUSE:g} times those of the best rule; else retrieves.",
+        f" needs at most {STREAMS:.0%} of the keys and no more than random; diffuse if random needs"
+        f" at most {DIFFUSE:g} times the keys of the best rule; else retrieves.",
         scale="words",
         first=16,
         short="kind",
         words=tuple(KINDS),
         meanings=tuple(KINDS.values()),
     ),
-    Column("kind_reason", "word", "why this kind", "What the rules that tell the kind need."),
+    Column(
+        "kind_reason", "word", "why this kind", "Keys that the rules which decide the kind need."
+    ),
 )
 RULE_KEYS = Column(
     "rule_keys",
     "float",
     "keys under keep rules",
-    "Keys of the cache that the judged queries see, on average: what kept keys are out of.",
+    "Keys of the cache before any is dropped, on average over the judged queries.",
     scale="log",
 )
 GRADIENT = Column(
@@ -463,16 +465,18 @@ def _reached(epsilon: float) -> tuple[Column, ...]:
     def column(name: str, kind: Any, label: str, what: str, **more: Any) -> Column:
         return Column(at_error(name, epsilon), kind, f"{label}, {error}", what, **more)
 
-    fewest = f"Keep rule that reaches a relative error of {error} with the fewest keys; none: none."
-    cache = f"The same among rules that drop keys for good ({error})."
+    fewest = (
+        f"Rule that reaches a relative error of {error} with the fewest keys; none if no rule does."
+    )
+    cache = f"Best rule for {error} among those that drop keys for good."
     kept = f"Keys that the best rule for a cache keeps at {error}."
-    floor = f"Keys that chances of least error (Neyman) keep on average for {error}."
+    floor = f"Keys of the rule neyman for {error}: about the fewest of any rule."
     short = {"scale": "log", "short": f"best {error}"}
     first = {"scale": "log", "first": 17, "short": f"cache {error}"}
     return (
         column("best_rule", "word", "best rule", fewest),
         column(
-            "best_kept", "float", "keys of the best rule", f"Keys it keeps for {error}.", **short
+            "best_kept", "float", "keys of the best rule", f"Keys it keeps at {error}.", **short
         ),
         column("cache_rule", "word", "best rule for a cache", cache, short=f"cache rule {error}"),
         column("cache_kept", "float", "keys of the cache", kept, **first),
@@ -484,9 +488,8 @@ def _reached(epsilon: float) -> tuple[Column, ...]:
 
 LOSS = (
     "Predicted divergence of next tokens when this head loses its keys, nats per token: half the"
-    " mean of e'F e, e the exact error of its output under the rule, F its Fisher metric. It holds"
-    " for the judged queries: the text after the cut, which did not choose. Heads add; a key-value"
-    " head costs the sum of its heads."
+    " mean of e'F e, e the exact error of its output under the rule, F its Fisher metric. It is"
+    " measured at queries after the cut, which did not choose the keys. Losses of heads add up."
 )
 FRONTIER = (
     LAYER,

@@ -40,7 +40,7 @@ Counts = npt.NDArray[np.int64]
 SHAPE = "Shape of the weights' tail: below 0.5 averages behave, above 0.7 a few keys decide."
 TAIL = (
     *with_ends(Column("khat", "float", "k-hat", SHAPE, "linear", first=13)),
-    Column("khat_label", "word", "tail", "The usual verdict on k-hat."),
+    Column("khat_label", "word", "tail", "good, bad or very bad, by k-hat."),
 )
 
 

@@ -49,7 +49,7 @@ function cacheOf(atlas) {
     if (!rows.length) return box.replaceChildren(title, el("p", { class: "soft" }, `No budget was stored for ${atlas.percent} %.`));
     const uniform = rows.find(({ split }) => split === "uniform"), best = rows.find(({ split }) => split === "best split");
     const text = uniform && best
-      ? `On this text, for an error of ${atlas.percent} %, random keys may go: ${percent(uniform.saved)} of them if every head keeps the same share, ${percent(best.saved)} if the rest is split best between the heads. A rule that chooses its keys has other numbers.`
+      ? `On this text, an error of ${atlas.percent} % allows dropping ${percent(uniform.saved)} of the keys at random if every head keeps the same share, and ${percent(best.saved)} with the best split between heads. Rules that choose keys have other numbers.`
       : `Share of the keys that may go at random, on this text, for an error of ${atlas.percent} %.`;
     box.replaceChildren(title, ...bars, el("p", {}, text));
   }
@@ -72,7 +72,7 @@ function scatterOf(atlas) {
     kinds.length > 1 ? menu("exponent", kinds.map(([key, label]) => [key, label]), kind[0], (value) => { kind = kinds.find(([key]) => key === value); show(); }) : null,
     choice("colour", [["layer", "layer"], ["regime", "regime"]], colour, (value) => { colour = value; show(); }));
   show();
-  return section("scatter", "Measured exponents beside theory", el("p", {}, "A point per head; the higher, the faster its error falls with more tokens. Theory is evaluated at every head."), controls, box, el("p", { class: "soft" }, "The rate of [B] is of the outputs' mean and covariance; it does not speak of the L2 error of outputs, which the measured exponent is of."));
+  return section("scatter", "Measured exponents beside theory", el("p", {}, "A point per head; the higher, the faster its error falls with more tokens. Theory is evaluated at every head."), controls, box, el("p", { class: "soft" }, "The rate of [B] is for the mean and covariance of outputs; the measured exponent is for the L2 error of outputs."));
 }
 
 function scatterChart(atlas, axis, [key, title], colour) {
