@@ -21,56 +21,56 @@ QUICK = tuple(HERE / f"reproduce_quick_seed{seed}.json" for seed in (0, 1))
 TABLE = HERE / "verdicts.csv"
 SURPRISES = {
     "b-7-heads": (
-        "The heads of a real encoder are slow in the mean of their outputs, and fast in the"
-        " covariance, which the paper has slow too. What is slow in every head, and in the order of"
-        " the coupling, is the attention map itself."
+        "In a real encoder the mean of the outputs converges slowly, as the paper says; the"
+        " covariance converges fast, while the paper says slowly. The attention map itself is slow"
+        " in every head, and slower at higher coupling."
     ),
     "b-8-critical-path": (
-        "The bound of the critical path is never broken, and tells nothing: it lies near 0 for"
-        " every head, and the order it gives is not the order of the heads."
+        "The bound always holds and says little: it is near 0 for every head, and it does not order"
+        " the heads correctly."
     ),
     "b-15-window-and-random": (
-        "Random keys beside a window do not help: at as many keys the window alone errs no more."
+        "Random keys beside a window do not help: with as many keys, the window alone is as good."
     ),
     "b-16-downstream-horizon": (
         "Texts on which the horizon of the heads is larger do not agree less with the full model."
     ),
     "s-22-distance": (
-        "The trained models do not come nearer and nearer: from 100 tokens to 1000 their weights"
-        " part again. What comes nearer is what the weights do, their products"
-        " ({doc}`../icl`)."
+        "The distance between the weights of the trained models grows again from 100 tokens to"
+        " 1000. The distance between the products of the weights, which determine the outputs,"
+        " falls ({doc}`../icl`)."
     ),
     "s-27-stability": (
-        "Over all settings softmax attention is the more stable of the two, and in one of them the"
-        " less stable."
+        "Over all settings softmax attention is more stable than linear attention; in one setting"
+        " it is less stable."
     ),
     "o-32-sharp": (
-        "Steep heads are not at the sharp exponent b even at 10^15 tokens. The slope is above b by"
-        " about 0.5/ln n there, as a factor 1/sqrt(ln n) beside n^-b would have it; within 0.05 of"
-        " b, the former bar, it was everywhere, but b itself is 0.05 at h = 3."
+        "At large horizons the slope is not yet the sharp exponent b at 10^15 tokens. It is above b"
+        " by about 0.5/ln n, as if the error were n^-b/sqrt(ln n). An earlier rule allowed a"
+        " difference of 0.05, which is as large as b itself at h = 3."
     ),
     "o-36-language-model": (
-        "It was refuted at first, twice, and the measurement was at fault: exponents were fitted to"
-        " more draws than a context has keys, where the error falls because the keys run out. Up to"
-        " an eighth of the keys they are slow."
+        "It was refuted twice at first, because of a mistake in the measurement: exponents were"
+        " fitted at more draws than a context has keys, where the error falls because the keys run"
+        " out. Up to an eighth of the keys they are slow."
     ),
     "b-37-equality": (
         "The exponent of the mean falls far more slowly with the coupling than 1/(2(1 + Psi)) does."
     ),
     "s-38-anisotropic": (
-        "Anisotropic covariates of the same trace leave less error at every prompt length, with"
-        " softmax attention too; as L grows the two cases become alike."
+        "With the same trace, anisotropic covariates give a smaller error at every prompt length,"
+        " also for softmax attention. As L grows the difference vanishes."
     ),
     "b-39-hardmax-beyond": (
-        "The logarithmic rate belongs to the line: in more dimensions, and in most heads, the mean"
-        " output of hardmax falls faster."
+        "The logarithmic rate holds in one dimension. In more dimensions, and in most heads, the"
+        " mean output of hardmax falls faster."
     ),
     "o-40-critical-scale": (
         "Critical scale and coupling order the heads of MiniLM equally well; in SmolLM2 the"
         " critical scale does better."
     ),
 }
-"""Of claims that came out otherwise than expected, or with more to it than the verdict."""
+"""Claims with an unexpected result, or one that needs more words than the verdict."""
 
 
 def read() -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -136,15 +136,16 @@ def page(content: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str
     lines = [
         "# What holds",
         "",
-        f"{len(claims)} claims, of the papers and of our own: {counts}. Each was decided by a rule",
-        "that was tried on data where the claim is false ({doc}`../reproduce`).",
-        f"Blind were claims {blind}: nothing of their own measurements had been seen when rule and",
-        "settings were fixed. Of the others some had, and each says what (*Seen before*). Every",
-        "rule stood before the run that is shown, whose seed had not been used before, but for",
-        "claim 36, which was mended on the way. Laws are drawn anew by a seed; models and texts",
-        "are the same ones. Runs are full ones, or quick ones where the column *run* says so; they",
-        f"took {hours(content):.1f} hours, one process each.",
-        "Intervals are 99.9 % unless the rule says otherwise; numbers without one are computed.",
+        f"{len(claims)} claims, from the papers and our own: {counts}. A rule decides each",
+        "claim. Each rule was also tested on made-up data in which the claim is false",
+        "({doc}`../reproduce`).",
+        f"Claims {blind} are blind: rule and settings were fixed before any of their measurements",
+        "were seen. Each of the others says what had been seen (*Seen before*). Every rule was",
+        "fixed before the run that is shown, and the seed of that run was new. The exception is",
+        "claim 36, which was corrected on the way. A new seed draws new tokens from laws; models",
+        "and texts stay the same. The column *run* says whether a run is full or quick. All runs",
+        f"together took {hours(content):.1f} hours, one process each.",
+        "Intervals are 99.9 % unless the rule says otherwise; numbers without one are not sampled.",
         "",
         f"| {' | '.join(shown[0])} |",
         f"|{'---|' * len(shown[0])}",
@@ -154,7 +155,7 @@ def page(content: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str
         lines.append(f"| [{name}](#{name}) | {' | '.join(map(text, told))} |")
     lines += [
         "",
-        "The last columns are of `esscher reproduce --all --quick`, at two other seeds.",
+        "The last columns are verdicts of `esscher reproduce --all --quick` at two other seeds.",
         changed(claims, others),
         "",
         "## Surprises",
@@ -191,7 +192,7 @@ def changed(claims: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, A
         if {claim["verdict"], first[claim["id"]]} == {"supported", "refuted"}
     ]
     if turned:
-        return f"They turn round: {', '.join(turned)}."
+        return f"Verdicts that these runs reverse: {', '.join(turned)}."
     return "No claim is supported in one of these runs and refuted in another."
 
 
