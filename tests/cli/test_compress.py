@@ -15,7 +15,7 @@ from tests.compress.runs import folder
 
 ASKED = [
     "--texts",
-    "2",
+    "3",
     "--window",
     "60",
     "--decode",
