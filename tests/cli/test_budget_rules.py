@@ -136,6 +136,8 @@ def test_a_rule_of_each_query_says_that_the_cache_holds_all(
         (["--kvpress", "x.npy"], "--kvpress: give the rule, one of random, sinks:4+recent"),
         (["--rule", "topk", "--kvpress", "x.npy"], "topk chooses keys for each query"),
         (["--rule", "heavy", "--kvpress", "."], "it exists already; give another name"),
+        (["--kvpress", "x.npy", "--total", "200"], "leave --epsilon, --total and --kl out"),
+        (["--rule", "heavy", "--kl", "0.1", "--kvpress", "x.npy"], "--kl out"),
     ],
 )
 def test_bad_input(

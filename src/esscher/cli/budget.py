@@ -57,6 +57,11 @@ def budget(
     from esscher.runs.store import write_durable
 
     if (epsilon, total, kl) != (None, None, None):
+        if kvpress is not None:
+            raise ValueError(
+                "--kvpress: it holds a split for every share to drop; leave --epsilon, --total and"
+                " --kl out"
+            )
         budgets.as_asked(epsilon, total, kl)  # a mistake is told before anything is read
     stored = load_run(run)
     if kvpress is not None:
@@ -79,7 +84,7 @@ def budget(
         window = int(about["window"])
         return print_json({"run": str(stored.path), "window": window, **known, **tables})
     columns = {column.key: column for column in budgets.BUDGET}
-    same = ["epsilon", "kl", "rule", "chosen", "where", "saved"] if compared is None else []
+    same = ["epsilon", "kl", "rule", "where", "saved"] if compared is None else []
     for name, table in tables.items() if everything else ():
         show(f"{name} for {asked.words}", table.drop(columns=same, errors="ignore"), columns)
     if compared is None:

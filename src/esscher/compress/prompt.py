@@ -38,8 +38,8 @@ LEAST_PIECE = 8
 GRADIENT_TOKENS = 256  # last tokens of a prompt that the Fisher metric comes from
 GRADIENT_DRAWS = 2
 REFERENCE = 64  # last queries by which a loss is predicted before anything is decoded
-REPLAYED = 256  # replayed ones, of so many pieces spread over the prompt; for refits too
-REFERRED = 16
+REPLAYED = 256  # replayed queries for the same, and for refits
+REFERRED = 16  # pieces of a replay that they come from, at most
 
 
 @dataclass(frozen=True)
