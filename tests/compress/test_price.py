@@ -26,10 +26,11 @@ def text(request: pytest.FixtureRequest) -> Text:
 def divergence(text: Text, errors: dict[int, torch.Tensor], step: float) -> float:
     """KL per token when the outputs of heads are moved by step * errors."""
 
-    def after(call: AttentionCall, out: torch.Tensor) -> torch.Tensor:
+    def attend(call: AttentionCall) -> torch.Tensor:
+        out = call.output()
         return out + step * errors[call.layer][None].to(out) if call.layer in errors else out
 
-    moved = text.decode(lambda call: None, after=after)[0].logits[0]
+    moved = text.decode(lambda call: None, attend=attend)[0].logits[0]
     p, q = (torch.log_softmax(rows.double(), -1) for rows in (text.full.rows, moved))
     return float((p.exp() * (p - q)).sum(-1).mean())
 

@@ -10,7 +10,7 @@ import torch
 from esscher import keep
 from esscher.corpus.spec import open_rules
 from esscher.keep.context import Context
-from esscher.keep.ranked import removal_cost
+from esscher.keep.ranked import removal_cost, removal_sums
 
 KEYS, WIDTH, ROWS = 23, 5, 7
 
@@ -51,16 +51,16 @@ def test_removal_cost_is_that_of_each_key_taken_out(sharp: float, sink: bool) ->
         error = torch.softmax(scores, 1) @ whole.v - full
         for i, head in enumerate(rows.heads.tolist()):
             wanted[j] += error[i] @ rows.metric[head] @ error[i]
-    torch.testing.assert_close(removal_cost(rows), wanted, rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(removal_cost(rows, removal_sums(rows)), wanted, rtol=1e-8, atol=1e-9)
     fisher = keep.Fisher().order(rows)
     torch.testing.assert_close(fisher, wanted / 2 / (2 * ROWS), rtol=1e-8, atol=1e-9)
 
 
 def test_without_a_metric_it_is_the_distance_behind_the_output() -> None:
     rows = replace(context(1.0), metric=None)
-    behind = removal_cost(rows)
+    behind = removal_cost(rows, removal_sums(rows))
     squares = replace(rows, metric=rows.output @ rows.output.mT)
-    torch.testing.assert_close(behind, removal_cost(squares))
+    torch.testing.assert_close(behind, removal_cost(squares, removal_sums(squares)))
 
 
 def test_kvzip_is_the_largest_weight_and_kvzip_plus_weighs_it() -> None:

@@ -252,15 +252,13 @@ def test_errors_of_heads_are_the_models_own(name: str, tmp_path: Path) -> None:
         measured = {}
 
         def hand_on(
-            call: AttentionCall,
-            out: torch.Tensor,
-            measured: dict[int, torch.Tensor] = measured,
+            call: AttentionCall, measured: dict[int, torch.Tensor] = measured
         ) -> torch.Tensor:
-            full = text.limits[call.layer]
+            out, full = call.output(), text.limits[call.layer]
             measured[call.layer] = out[0] - full
             return full[None].to(out.dtype)
 
-        text.decode(lambda call, choice=choice: text.left(choice, call), after=hand_on)
+        text.decode(lambda call, choice=choice: text.left(choice, call), attend=hand_on)
         for layer, error in text.errors(choice).items():
             torch.testing.assert_close(error, measured[layer], rtol=1e-4, atol=1e-5)
 

@@ -13,6 +13,7 @@ cache spends its budget on neighbours of the last queries, which later queries d
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ from esscher.hf.interventions import Kept, Prefilled, prefill, with_kept
 from esscher.hf.loading import positions
 from esscher.keep import Context
 from esscher.keep.ranked import PIECE, Observed
-from esscher.keep.rule import Ranked, Rule
+from esscher.keep.rule import PAIRS, Ranked, Rule
 
 Place = tuple[int, int]  # layer and key-value head
 Scores = dict[int, Float[Tensor, "kv_heads keys"]]  # by layer; -inf: the cache does not hold it
@@ -40,6 +41,7 @@ GRADIENT_DRAWS = 2
 REFERENCE = 64  # last queries by which a loss is predicted before anything is decoded
 REPLAYED = 256  # replayed queries for the same, and for refits
 REFERRED = 16  # pieces of a replay that they come from, at most
+TOGETHER = 512  # replayed tokens that go through the model at once
 
 
 @dataclass(frozen=True)
@@ -193,62 +195,88 @@ class Prompt:
         return [torch.cat([lead, piece])[None] for piece in pieces]
 
     def _replay(self, size: int, parts: Mapping[str, Observed], *, refer: bool) -> None:
-        """Score keys by replayed pieces of this size; ``refer``: keep some of the queries."""
-        pieces, count = self._pieces(size, bool(parts)), 0
+        """Score keys by replayed pieces of this size; ``refer``: keep some of the queries.
+
+        Pieces of one length go through the model side by side. Attention of a replay is spelled
+        out: its softmax weights give the outputs and the scores.
+        """
+        pieces = self._pieces(size, bool(parts))
         every = math.ceil(max(1, len(pieces)) / REFERRED)
+        seen = 0  # pieces so far
         totals: dict[tuple[str, Place], Tensor] = {}
-        columns = torch.arange(self.keys, device=self.ids.device)
         need = {name for part in parts.values() for name in part.needs}
+        by_outputs = {text: part for text, part in parts.items() if "slope" not in part.needs}
+        by_slopes = {text: part for text, part in parts.items() if text not in by_outputs}
 
-        def see(call: AttentionCall, out: Tensor | None = None, slope: Any = None) -> None:
-            rows = torch.arange(call.query.shape[2], device=call.query.device)
-            for kv in range(call.kv_heads):
-                own = slice(kv * call.shared, (kv + 1) * call.shared)
-                context = replace(
-                    call.context(kv, rows).restrict(columns),
-                    output=self._output(call.layer, own),
-                    metric=self._metric(call.layer, kv),
-                    attended=None if out is None else out[0, own].flatten(0, 1),
-                    slope=None if slope is None else slope.repeat(call.shared),
-                )
-                if "norm" in need and call.hidden is not None:
-                    length = call.hidden[0].float().norm(dim=1)
-                    context = replace(context, norm=length.repeat(call.shared))
-                for text, part in parts.items():
-                    if ("slope" in part.needs) == (slope is not None):
-                        place = text, (call.layer, kv)
-                        totals[place] = part.add(totals.get(place), context)
-            if refers and slope is None:
-                many = min(len(rows), math.ceil(REPLAYED * every / len(pieces)))
-                some = torch.linspace(0, len(rows) - 1, many, device=rows.device).round().long()
-                own_keys, own_values = (
-                    x[:, :, self.keys :].clone() for x in (call.key, call.value)
-                )
-                self.references["replay"].append(
-                    replace(call.take(some), key=own_keys, value=own_values)
-                )
+        def attend(call: AttentionCall) -> Tensor:
+            if refer:
+                places = [i for i in range(len(call.query)) if not (seen + i) % every]
+                self._refer(call, places, math.ceil(REPLAYED * every / len(pieces)))
+            return self._score(call, by_outputs, totals)
 
-        def after(call: AttentionCall, out: Tensor) -> Tensor:
-            see(call, out)
-            return out
-
-        for number, ids in enumerate(pieces):
-            refers = refer and number % every == 0
-            with torch.no_grad():
-                self.held.decode(
-                    ids, lambda call: None, logits=False, after=after, hidden="norm" in need
-                )
-            if "slope" in need:
+        for batch in _batches(pieces):
+            if by_outputs or refer:
+                with torch.no_grad(), self.held.repeated(len(batch)):
+                    self.held.decode(
+                        batch, lambda call: None, logits=False, attend=attend, hidden="norm" in need
+                    )
+            seen += len(batch)
+        if by_slopes:
+            for ids in pieces:
                 calls: list[AttentionCall] = []
                 slopes = output_slopes(self.held, ids, self.outputs, calls.append)
                 for call in calls:
-                    see(call, slope=slopes[call.layer])
-            count += ids.shape[1]
+                    self._score(call, by_slopes, totals, slopes[call.layer])
+        count = sum(ids.shape[1] for ids in pieces)
         for (text, place), total in totals.items():
             score = parts[text].finish(total, count)
             if parts[text].queries == "both":
                 score = self._with_last(parts[text], place, score)
             self.replayed[text, place] = score
+
+    def _score(
+        self,
+        call: AttentionCall,
+        parts: Mapping[str, Observed],
+        totals: dict[tuple[str, Place], Tensor],
+        slope: Tensor | None = None,
+    ) -> Tensor:
+        """Add the scores by the queries of a call to ``totals``; its output (batch, heads, m,
+        width).
+        """
+        batch, _, queries, _ = call.query.shape
+        out = call.query.new_empty(*call.query.shape[:3], call.value.shape[3])
+        columns = torch.arange(self.keys, device=self.ids.device)
+        step = max(1, PAIRS // (call.shared * call.key.shape[2]))
+        for kv in range(call.kv_heads):
+            own, found = slice(kv * call.shared, (kv + 1) * call.shared), {}
+            for place, start in itertools.product(range(batch), range(0, queries, step)):
+                at = torch.arange(start, min(start + step, queries), device=columns.device)
+                rows = replace(
+                    call.context(kv, at, place=place).restrict(columns),
+                    output=self._output(call.layer, own),
+                    metric=self._metric(call.layer, kv),
+                    slope=None if slope is None else slope[at].repeat(call.shared),
+                )
+                if call.hidden is not None:
+                    length = call.hidden[place, at].float().norm(dim=1)
+                    rows = replace(rows, norm=length.repeat(call.shared))
+                for text, part in parts.items():
+                    found[text] = part.join(found.get(text), part.score(rows))
+                out[place, own, at] = rows.attended.view(call.shared, len(at), -1).to(out)
+            for text, part in parts.items():
+                key = text, (call.layer, kv)
+                totals[key] = part.join(totals.get(key), part.collect(rows, found[text]))
+        return out
+
+    def _refer(self, call: AttentionCall, places: Sequence[int], many: int) -> None:
+        """Keep so many queries of each of these pieces, with the keys of the piece."""
+        last = call.query.shape[2] - 1
+        some = torch.linspace(0, last, min(many, last + 1), device=self.ids.device).round().long()
+        for place in places:
+            one = call.take(some, place)
+            key, value = (x[:, :, self.keys :].clone() for x in (one.key, one.value))
+            self.references["replay"].append(replace(one, key=key, value=value))
 
     def _with_last(self, part: Observed, place: Place, replayed: Tensor) -> Tensor:
         """The mean of a key's scores by the replay and by the last queries; of the keys that stand
@@ -256,7 +284,7 @@ class Prompt:
         """
         earlier = torch.arange(self.keys - self.spared["last"], device=replayed.device)
         context = self.contexts[place]
-        total = part.add(None, context.restrict(earlier))
+        total = part.add(context.restrict(earlier))
         last = part.finish(total, len(torch.unique(context.positions)))
         both = replayed.clone()
         both[earlier] = (replayed[earlier] + last) / 2
@@ -278,6 +306,13 @@ class Prompt:
                     order = order[int(context.positions.argmax())]
             found[place] = order.double().masked_fill(~self.held_by(place), -torch.inf)
         return by_layer(found)
+
+
+def _batches(pieces: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Neighbouring pieces (1, m) of one length, (b, m), at most ``TOGETHER`` tokens at once."""
+    for length, same in itertools.groupby(pieces, lambda piece: piece.shape[1]):
+        rows = torch.cat(list(same))
+        yield from torch.split(rows, max(1, TOGETHER // length))
 
 
 def _instruction(tokenizer: Any) -> list[int]:

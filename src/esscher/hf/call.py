@@ -256,19 +256,19 @@ class AttentionCall:
         """
         total = self.key.shape[2]
         keys = total if keys is None else keys
-        own, some = (
-            slice(kv_head * self.shared, (kv_head + 1) * self.shared),
-            self.take(rows, place),
-        )
-        parts = some.query[0, own], some.key[0, kv_head], some.value[0, kv_head]
+        own = slice(kv_head * self.shared, (kv_head + 1) * self.shared)
+        parts = self.query[place, own, rows], self.key[place, kv_head], self.value[place, kv_head]
         q, k, v = (at_least_single(x) for x in parts)
         positions = (rows + total - self.query.shape[2]).clamp(max=keys - 1)
-        seen = self.visible(rows)[place].expand(self.heads, -1, -1)[own, :, :keys]
+        seen = self.visible(rows)[place, ..., :keys]
+        seen = seen if len(seen) == 1 else seen[own]
         earlier = torch.arange(keys, device=rows.device) <= positions[:, None]
         causal = bool((seen == earlier).all())
+        seen = seen.expand(self.shared, -1, -1)
         logits = None
         if self.softcap is not None or self.bias is not None:
-            logits = some.scores(heads=own)[0, :, :, :keys].masked_fill(~seen, 0.0).flatten(0, 1)
+            scores = self.take(rows, place).scores(heads=own)[0, :, :, :keys]
+            logits = scores.masked_fill(~seen, 0.0).flatten(0, 1)
         sinks = None if self.sinks is None else at_least_single(self.sinks[own])
         return Context(
             q.flatten(0, 1),

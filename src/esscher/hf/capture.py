@@ -111,13 +111,13 @@ class _Session:
     """One model under capture: its modules, its sink, and its implementation before.
 
     ``replace`` makes another input of the attention modules, ``change`` another mask, bias and
-    values of an attention call, ``after`` another output (batch, heads, tokens, width) of it; the
+    values of an attention call, ``attend`` computes its output (batch, heads, tokens, width); the
     pass ends after the layer ``last``.
     """
 
     replace: Callable[[Tensor], Tensor] | None = None
     change: Callable[[AttentionCall], AttentionCall] | None = None
-    after: Callable[[AttentionCall, Tensor], Tensor] | None = None
+    attend: Callable[[AttentionCall], Tensor] | None = None
     last: int | None = None
 
     def __init__(self, model: Any, sink: Sink | None, layers: Any, hidden: bool, detach: bool):
@@ -185,7 +185,7 @@ class _Session:
             (args, {**kwargs, "hidden_states": tensor}) if named else ((tensor, *args[1:]), kwargs)
         )
 
-    def attend(self, module: Any, call: AttentionCall) -> Tensor:
+    def output(self, module: Any, call: AttentionCall) -> Tensor:
         """The output of an attention call, shown to the sink and changed as asked."""
         # the inputs of modules around this one are forgotten with its own
         hidden = self.entered.get(id(module))
@@ -212,8 +212,7 @@ class _Session:
                 bias=changed.bias,
                 value=call.value if changed.value is shown.value else changed.value,
             )
-        out = call.output()
-        return out if self.after is None else self.after(shown, out)
+        return call.output() if self.attend is None else self.attend(call)
 
 
 _SESSIONS: dict[int, _Session] = {}
@@ -303,7 +302,7 @@ def _attention(module: Any, *given: Any, **named: Any) -> tuple[Tensor, None]:
     eager = id(getattr(module, "config", None)) in session.eager
     call = call_of(module, *given, **named, no_mask_is_causal=not eager)
     call = replace(call, layer=session.next_layer, name=session.names[id(module)])
-    return session.attend(module, call).transpose(1, 2).contiguous(), None
+    return session.output(module, call).transpose(1, 2).contiguous(), None
 
 
 def _configs(model: Any) -> list[Any]:

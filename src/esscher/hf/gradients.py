@@ -74,11 +74,12 @@ def _tapped(held: Prefilled, ids: Tensor, **watch: Any) -> tuple[Any, dict[int, 
     """The model's result, and by layer the zero added to its heads' outputs."""
     taps: dict[int, Tensor] = {}
 
-    def tap(captured: AttentionCall, out: Tensor) -> Tensor:
-        taps[captured.layer] = torch.zeros_like(out, requires_grad=True)
-        return out + taps[captured.layer]
+    def tapped(call: AttentionCall) -> Tensor:
+        out = call.output()
+        taps[call.layer] = torch.zeros_like(out, requires_grad=True)
+        return out + taps[call.layer]
 
-    return held.decode(ids, lambda captured: None, after=tap, **watch)[0], taps
+    return held.decode(ids, lambda call: None, attend=tapped, **watch)[0], taps
 
 
 def output_slopes(

@@ -56,13 +56,13 @@ def intervene(
     *,
     sink: Sink | None = None,
     hidden: bool = False,
-    after: Callable[[AttentionCall, Tensor], Tensor] | None = None,
+    attend: Callable[[AttentionCall], Tensor] | None = None,
 ) -> Iterator[Acted]:
     """Inside, every self-attention layer of the model attends to the keys that ``decide(captured)``
     keeps; None keeps all.
 
-    ``sink`` and ``hidden`` are those of capture; ``after(captured, out)`` may return another output
-    of an attention call. A model whose attention does not go through the interface is refused, and
+    ``sink`` and ``hidden`` are those of capture; ``attend(call)`` computes the output of an
+    attention call on the keys that are kept, in place of ``call.output()``. A model whose attention does not go through the interface is refused, and
     so is one of which some layers do not. A query to which nothing would be left keeps the nearest
     key that it sees: attention on nothing is undefined, but for heads with a sink logit, which give
     0.
@@ -80,7 +80,7 @@ def intervene(
         return left
 
     with open_session(model, sink, hidden=hidden) as session:
-        session.after, session.change = after, change
+        session.attend, session.change = attend, change
         yield acted
         reason = escaped(model, session.report.layers) if session.report.calls else None
     if reason is not None:
@@ -198,6 +198,18 @@ class Prefilled:
 
     def __init__(self, model: Any, cache: Any) -> None:
         self.model, self.cache = model, cache
+
+    @contextlib.contextmanager
+    def repeated(self, batch: int) -> Iterator[None]:
+        """Inside, the cache serves so many continuations side by side; it is not copied."""
+        before = [(layer.keys, layer.values) for layer in self.cache.layers]
+        try:
+            for layer, (keys, values) in zip(self.cache.layers, before, strict=True):
+                layer.keys, layer.values = (x.expand(batch, -1, -1, -1) for x in (keys, values))
+            yield
+        finally:
+            for layer, (keys, values) in zip(self.cache.layers, before, strict=True):
+                layer.keys, layer.values = keys, values
 
     def decode(
         self,

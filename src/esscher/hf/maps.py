@@ -112,8 +112,8 @@ def head_projections(model: Any) -> dict[int, Float[Tensor, "heads width d"]]:
     found: dict[int, Tensor] = {}
     waiting: dict[int, Tensor] = {}
 
-    def after(captured: AttentionCall, out: Tensor) -> Tensor:
-        waiting[captured.layer] = out.detach()
+    def attend(call: AttentionCall) -> Tensor:
+        out = waiting[call.layer] = call.output()
         return out
 
     def called(module: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -137,7 +137,7 @@ def head_projections(model: Any) -> dict[int, Float[Tensor, "heads width d"]]:
     ]
     try:
         with torch.no_grad(), open_session(model) as session:
-            session.after = after
+            session.attend = attend
             model(**example_inputs(model), **accepted(model, use_cache=False))
     finally:
         for hook in hooks:

@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from esscher.inputs import as_attention
 
-OF_QUERIES = ("q", "positions", "mask", "logits", "heads", "sink", "norm", "slope", "attended")
+OF_QUERIES = ("q", "positions", "mask", "logits", "heads", "sink", "norm", "slope")
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,6 @@ class Context:
     of; ``output``: what each of them makes of a value, W_O, where differences of values are to be
     measured behind it. ``sink``: a logit of each row that is in the softmax without a key, as in
     gpt_oss. It acts as a key of value 0 that is always kept: rules neither see, count nor drop it.
-    ``attended``: the outputs of the queries, where the model has computed them.
     ``choosers``: the queries, over the same keys, that choose for all, where others are judged;
     without them the queries choose for themselves. ``base``, ``columns``: of a context made by
     ``restrict``, the context of all keys, and which of them these are.
@@ -49,7 +48,6 @@ class Context:
     metric: Tensor | None = None  # (heads, d_v, d_v)
     norm: Tensor | None = None  # (m,)
     slope: Tensor | None = None  # (m,)
-    attended: Tensor | None = None  # (m, d_v)
     choosers: Context | None = None
     base: Context | None = None
     columns: Tensor | None = None  # (N,) int64, rising
@@ -160,6 +158,29 @@ class Context:
         if self.whole is self:
             return torch.softmax(self.scores, 1)
         return self.whole.attention[:, self.inside]
+
+    @cached_property
+    def softmax(self) -> Tensor:
+        """Weights (m, N') of everything in the softmax, in the precision of the inputs; the columns
+        ``inside`` are these keys.
+        """
+        whole = self.whole
+        if whole.logits is None:
+            scores = (whole.q.to(self.dtype) * whole.scale) @ whole.k.to(self.dtype).T
+        else:
+            scores = whole.logits.to(self.dtype, copy=True)
+        if whole.mask is not None:
+            scores.masked_fill_(~whole.mask, -torch.inf)
+        else:  # up to the first of the queries, all see every key
+            later = slice(int(whole.positions.min()) + 1, None)
+            unseen = whole.index[later] > whole.positions[:, None]
+            scores[:, later].masked_fill_(unseen, -torch.inf)
+        return torch.softmax(scores, 1)
+
+    @cached_property
+    def attended(self) -> Tensor:
+        """The output of the queries, (m, d_v), in the precision of the inputs."""
+        return self.softmax @ self.whole.v.to(self.dtype)
 
     @cached_property
     def near(self) -> Tensor:

@@ -43,7 +43,8 @@ class Observed(Ranked):
     """Keys ranked by a score that observed queries give them: one set of keys for all queries.
 
     A score needs one method, ``score``: what a block of queries adds to the score of each key.
-    Blocks are summed, or their maximum is taken (``largest``). ``queries``: whose queries a cache
+    Blocks are summed, or their maximum is taken (``largest``); ``collect`` makes the score of sums
+    that are something else. ``queries``: whose queries a cache
     is scored by, the last ones of the prompt, those of a replay of the prompt, or both (the mean of
     both scores). ``piece``: tokens of a replay that go through the model at once. ``needs``: fields
     of the context beside queries, keys and values ("metric", "norm", "slope").
@@ -59,7 +60,19 @@ class Observed(Ranked):
 
     @abstractmethod
     def score(self, rows: Context) -> Tensor:
-        """(N,): summed over the queries of this block, or the largest of them."""
+        """(N,), or what ``collect`` takes: summed over the queries of this block, or the largest of
+        them.
+        """
+
+    def collect(self, rows: Context, total: Tensor) -> Tensor:
+        """The score (N,) from joined blocks of queries over the keys of ``rows``."""
+        return total
+
+    def join(self, total: Tensor | None, found: Tensor) -> Tensor:
+        """Two sets of queries together."""
+        if total is None:
+            return found
+        return torch.maximum(total, found) if self.largest else total + found
 
     def finish(self, total: Tensor, count: int) -> Tensor:
         """The order (N,) from the joined scores of ``count`` queries."""
@@ -69,18 +82,15 @@ class Observed(Ranked):
         chooser = context.choosing
         if self.last is not None:
             chooser = chooser.take(_at_last(chooser, self.last))
-        return self.finish(self.add(None, chooser), len(chooser.q))
+        return self.finish(self.add(chooser), len(chooser.q))
 
-    def add(self, total: Tensor | None, context: Context) -> Tensor:
-        """The joined score after the queries of one more context over the same keys."""
+    def add(self, context: Context) -> Tensor:
+        """The score (N,) by all queries of a context, block by block."""
+        total = None
         for _, block in blocks(context):
-            found = self.score(block)
-            if total is None:
-                total = found
-            else:
-                total = torch.maximum(total, found) if self.largest else total + found
+            total = self.join(total, self.score(block))
         assert total is not None
-        return total
+        return self.collect(context, total)
 
 
 def _at_last(context: Context, last: int) -> Tensor:
@@ -148,7 +158,10 @@ class Impact(Heavy):
     name = "impact"
 
     def score(self, rows: Context) -> Tensor:
-        return removal_cost(replace(rows, metric=None))
+        return removal_sums(replace(rows, metric=None))
+
+    def collect(self, rows: Context, total: Tensor) -> Tensor:
+        return removal_cost(replace(rows, metric=None), total)
 
     def finish(self, total: Tensor, count: int) -> Tensor:
         own = (total / count).sqrt()
@@ -192,7 +205,10 @@ class Fisher(Observed):
     size: int | None = None
 
     def score(self, rows: Context) -> Tensor:
-        return removal_cost(rows) / 2
+        return removal_sums(rows)
+
+    def collect(self, rows: Context, total: Tensor) -> Tensor:
+        return removal_cost(rows, total) / 2
 
 
 class KVzip(Observed):
@@ -204,7 +220,7 @@ class KVzip(Observed):
     piece = 2048  # the paper's
 
     def score(self, rows: Context) -> Tensor:
-        return softmax_rows(rows)[:, rows.inside].amax(0)
+        return rows.softmax[:, rows.inside].amax(0)
 
 
 class KVzipPlus(KVzip):
@@ -236,7 +252,7 @@ class KVgrad(KVzip):
 
 def _largest_value(rows: Context, factor: Tensor) -> Tensor:
     """(N,): the largest of weight |W_O v| times a factor of each query; |v| without W_O."""
-    weight = softmax_rows(rows)[:, rows.inside]
+    weight = rows.softmax[:, rows.inside]
     weight = weight * factor[:, None].to(weight.dtype)
     values = rows.v.to(weight.dtype)
     if rows.heads is None or rows.output is None:
@@ -249,72 +265,64 @@ def _largest_value(rows: Context, factor: Tensor) -> Tensor:
     return found
 
 
-def softmax_rows(rows: Context) -> Tensor:
-    """Softmax weights (m, N') of everything in the softmax, in the precision of the queries; the
-    columns ``rows.inside`` are the keys of the cache.
+MOST = 0.99  # of the weight: beyond it the differences below lose too many digits
+
+
+def removal_sums(rows: Context) -> Tensor:
+    """(heads, width + 3, N): sums over queries from which ``removal_cost`` finds the cost of each
+    key: of w, of w Gamma, of w Gamma'F Gamma, with w = (pi/(1 - pi))^2, and the cost of keys with
+    most of a query's weight.
+
+    Without such a key the output is G, and the error pi (v - G). G is summed over the other keys:
+    the difference of Gamma and pi v would lose all digits.
     """
-    whole = rows.whole
-    if whole.logits is None:
-        scores = (whole.q.to(rows.dtype) * whole.scale) @ whole.k.to(rows.dtype).T
-    else:
-        scores = whole.logits.to(rows.dtype, copy=True)
-    if whole.mask is not None:
-        scores.masked_fill_(~whole.mask, -torch.inf)
-    else:  # up to the first of the queries, all see every key
-        later = slice(int(whole.positions.min()) + 1, None)
-        unseen = whole.index[later] > whole.positions[:, None]
-        scores[:, later].masked_fill_(unseen, -torch.inf)
-    return torch.softmax(scores, 1)
-
-
-MOST = 0.9  # of the weight: then 1 - pi has lost one digit
-
-
-def removal_cost(rows: Context) -> Tensor:
-    """(N,): sum over queries of e'F e, e = pi/(1 - pi) (v - Gamma) the error when this key alone
-    is dropped, F the metric of the query's head.
-
-    Without a metric, F is W_O W_O', or the identity. Expanded into sums over queries, so that it
-    costs about one attention pass. A key with most of the weight is taken out first: its error is
-    pi (v - Gamma without it), where the plain formula loses all digits.
-    """
-    weight, values, inside = softmax_rows(rows), rows.whole.v.to(rows.dtype), rows.inside
-    middle = values.mean(0)
-    values = values - middle
-    heavy = (weight.amax(1) > MOST).nonzero()[:, 0]
-    top, at = weight[heavy].max(1, keepdim=True)
-    largest = values[at[:, 0]]
-    weight[heavy, at[:, 0]] = 0.0
-    others = weight[heavy]
-    rest = others.sum(1, keepdim=True).clamp_min(torch.finfo(top.dtype).tiny)
-    away = top * (largest - others @ values / rest)
-    if rows.attended is None:
-        output = (weight @ values).index_add_(0, heavy, top * largest)
-    else:
-        output = rows.attended.to(rows.dtype) - middle
-    squares = weight[:, : int(inside[-1]) + 1]
-    squares = squares.div_(1 - squares).square_()
-    own, total = values[: squares.shape[1]], values.new_zeros(len(values))
-    heads = torch.zeros_like(rows.positions) if rows.heads is None else rows.heads
+    weight, inside, middle = rows.softmax, rows.inside, rows.v.to(rows.dtype).mean(0)
+    values = rows.whole.v.to(rows.dtype) - middle
+    output = rows.attended - middle
+    odds = weight[:, : int(inside[-1]) + 1]
+    heavy = (odds.amax(1) > MOST).nonzero()[:, 0]
+    top, at = odds[heavy].max(1)
+    odds = odds / (1 - odds)
+    odds[heavy, at] = 0.0
+    odds.square_()
+    metrics, end = _metrics(rows, values), 0
+    sums = values.new_zeros(len(metrics), values.shape[1] + 3, odds.shape[1])
+    heads = torch.zeros_like(rows.positions) if len(metrics) == 1 else rows.heads
     present, counts = torch.unique_consecutive(heads, return_counts=True)
-    end = 0
-    for head, rows_of_head in zip(present.tolist(), counts.tolist(), strict=True):
-        start, end = end, end + rows_of_head
-        mine, metric = slice(start, end), _metric(rows, head, values)
-        felt, seen = own @ metric, output[mine]
+    for i, many in zip(present.tolist(), counts.tolist(), strict=True):
+        start, end = end, end + many
+        metric, seen = metrics[i], output[start:end]
         size = ((seen @ metric) * seen).sum(1, keepdim=True)
-        sums = (torch.cat([seen, size, torch.ones_like(size)], 1).T @ squares[mine]).T
-        crossed, size, count = torch.split(sums, [values.shape[1], 1, 1], 1)
-        total[: len(own)] += (felt * (own * count - 2 * crossed)).sum(1) + size[:, 0]
-        lost = (heavy >= start) & (heavy < end)
-        cost = ((away[lost] @ metric) * away[lost]).sum(1)
-        total.index_add_(0, at[lost, 0], cost)
-    return total[inside].clamp_min(0)
+        found = torch.cat([torch.ones_like(size), seen, size], 1)
+        torch.mm(found.T, odds[start:end], out=sums[i, :-1])
+        mine = (heavy >= start) & (heavy < end)
+        if bool(mine.any()):
+            others = weight[heavy[mine]].scatter_(1, at[mine, None], 0.0)
+            rest = others.sum(1, keepdim=True).clamp_min(torch.finfo(top.dtype).tiny)
+            away = top[mine, None] * (values[at[mine]] - others @ values / rest)
+            sums[i, -1].index_add_(0, at[mine], ((away @ metric) * away).sum(1))
+    return sums if len(inside) == odds.shape[1] else sums[..., inside]
 
 
-def _metric(rows: Context, head: int, like: Tensor) -> Tensor:
+def removal_cost(rows: Context, sums: Tensor) -> Tensor:
+    """(N,): sum over queries of e'F e, e = pi/(1 - pi) (v - Gamma) the error when this key alone
+    is dropped, F the metric of the query's head; from the sums of all queries over these keys.
+
+    Without a metric, F is W_O W_O', or the identity.
+    """
+    values = rows.v.to(rows.dtype)
+    values = values - values.mean(0)
+    total = values.new_zeros(len(values))
+    for metric, own in zip(_metrics(rows, values), sums, strict=True):
+        felt = values @ metric
+        total += (felt * (values * own[0, :, None] - 2 * own[1:-2].T)).sum(1) + own[-2] + own[-1]
+    return total.clamp_min(0)
+
+
+def _metrics(rows: Context, like: Tensor) -> Tensor:
+    """F of each head (heads, width, width): one for all of them where nothing tells them apart."""
     if rows.metric is not None:
-        return rows.metric[head].to(like.dtype)
+        return rows.metric.to(like.dtype)
     if rows.output is not None:
-        return (rows.output[head] @ rows.output[head].T).to(like.dtype)
-    return torch.eye(like.shape[1], dtype=like.dtype, device=like.device)
+        return (rows.output @ rows.output.mT).to(like.dtype)
+    return torch.eye(like.shape[1], dtype=like.dtype, device=like.device)[None]
