@@ -249,7 +249,8 @@ class Prompt:
         columns = torch.arange(self.keys, device=self.ids.device)
         step = max(1, PAIRS // (call.shared * call.key.shape[2]))
         for kv in range(call.kv_heads):
-            own, found = slice(kv * call.shared, (kv + 1) * call.shared), {}
+            own = slice(kv * call.shared, (kv + 1) * call.shared)
+            found: dict[str, Tensor] = {}
             for place, start in itertools.product(range(batch), range(0, queries, step)):
                 at = torch.arange(start, min(start + step, queries), device=columns.device)
                 rows = replace(

@@ -62,10 +62,10 @@ def intervene(
     keeps; None keeps all.
 
     ``sink`` and ``hidden`` are those of capture; ``attend(call)`` computes the output of an
-    attention call on the keys that are kept, in place of ``call.output()``. A model whose attention does not go through the interface is refused, and
-    so is one of which some layers do not. A query to which nothing would be left keeps the nearest
-    key that it sees: attention on nothing is undefined, but for heads with a sink logit, which give
-    0.
+    attention call on the keys that are kept, in place of ``call.output()``. A model whose attention
+    does not go through the interface is refused, and so is one of which some layers do not. A query
+    to which nothing would be left keeps the nearest key that it sees: attention on nothing is
+    undefined, but for heads with a sink logit, which give 0.
     """
     acted = Acted()
 
