@@ -12,7 +12,7 @@ import torch
 from matplotlib.figure import Figure
 
 import esscher as es
-from esscher.icl import Block, decompose, risk
+from esscher.icl import Block, risk
 from esscher.icl.tasks import as_task
 from tests.models.frontiers import frontier_run
 
@@ -92,8 +92,8 @@ def test_a_block_in_float32_has_the_risk_of_one_in_float64() -> None:
         assert float(risk(task, single, 10, kind)) == pytest.approx(
             float(risk(task, double, 10, kind)), rel=1e-6
         )
-        assert decompose(task, single, 10, kind).variance == pytest.approx(
-            decompose(task, double, 10, kind).variance, rel=1e-6
+        assert risk(task, single, 10, kind).variance == pytest.approx(
+            risk(task, double, 10, kind).variance, rel=1e-6
         )
     mixed = Block(torch.eye(2, dtype=torch.float32), torch.tensor(1.0, dtype=torch.float64))
     assert np.isfinite(float(risk(task, mixed, 10, "softmax")))

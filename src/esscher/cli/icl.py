@@ -126,7 +126,7 @@ def show_risk(
     flags = given(locals(), RiskFlags)
     import pandas as pd
 
-    from esscher.icl.exact import decompose
+    from esscher.icl.exact import risk
     from esscher.icl.flow import final_parameters, start_block
     from esscher.icl.layer import KINDS
     from esscher.icl.stability import flow_ends, trained_risks
@@ -144,10 +144,10 @@ def show_risk(
         for length in asked.lengths:
             for kind in KINDS:
                 end = final_parameters(task, start_block(task), length, kind)
-                parts = decompose(task, end, length, kind)
-                row = {"covariance": name, "length": length, "model": kind, "mse": 2 * parts.total}
-                row |= {"noise": 2 * parts.noise, "approximation": 2 * parts.approximation}
-                rows.append(row | {"bias": 2 * parts.bias, "variance": 2 * parts.variance})
+                found = risk(task, end, length, kind)
+                row = {"covariance": name, "length": length, "model": kind, "mse": 2 * found.value}
+                row |= {"noise": 2 * found.noise, "approximation": 2 * found.approximation}
+                rows.append(row | {"bias": 2 * found.bias, "variance": 2 * found.variance})
     _end("risk", pd.DataFrame(rows), everything, as_json)
 
 

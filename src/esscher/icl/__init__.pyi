@@ -1,8 +1,6 @@
 from .exact import (
     Risk as Risk,
-    RiskParts as RiskParts,
     bayes_risk as bayes_risk,
-    decompose as decompose,
     risk as risk,
     risk_gradient as risk_gradient,
 )

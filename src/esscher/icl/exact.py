@@ -45,34 +45,24 @@ class Risk:
     """A risk, its error, and where it comes from.
 
     ``error`` is 0 for a closed form, a bound on the numerical error for a quadrature, one standard
-    error for a cubature (over its random rotations) and for a simulation.
-    """
-
-    value: float
-    error: float
-    origin: str
-
-    def __float__(self) -> float:
-        return self.value
-
-
-@dataclass(frozen=True)
-class RiskParts:
-    """risk = noise + approximation + bias + variance.
+    error for a cubature (over its random rotations) and for a simulation. Of ``risk`` also its
+    parts, value = noise + approximation + bias + variance:
 
     noise: tau^2 / 2, which nobody avoids. approximation: what the layer misses with infinitely many
     tokens. bias: the change of the squared bias 1/2 E (E[prediction | w, x_q] - <w, x_q>)^2 from
     there to L tokens, which may be negative. variance: 1/2 E Var(prediction | w, x_q) on L tokens.
     """
 
-    noise: float
-    approximation: float
-    bias: float
-    variance: float
+    value: float
+    error: float
+    origin: str
+    noise: float = math.nan
+    approximation: float = math.nan
+    bias: float = math.nan
+    variance: float = math.nan
 
-    @property
-    def total(self) -> float:
-        return self.noise + self.approximation + self.bias + self.variance
+    def __float__(self) -> float:
+        return self.value
 
 
 def risk(
@@ -94,7 +84,9 @@ def risk(
     mean, count = float(found.excess.mean()), found.excess.size
     spread = float(found.excess.std(ddof=1)) / math.sqrt(count) if count > 1 else 0.0
     error = math.hypot(spread, NUMERICAL[found.origin] * mean)
-    return Risk(found.limit + mean, error, found.origin)
+    noise, bias = 0.5 * task.noise, found.bias
+    parts = (noise, found.limit - noise, bias, mean - bias)
+    return Risk(found.limit + mean, error, found.origin, *parts)
 
 
 def risk_gradient(
@@ -113,20 +105,6 @@ def risk_gradient(
     by_U, by_V = torch.zeros_like(slope), torch.zeros_like(slope)
     by_U[:, :dim], by_V[-1] = slope[:, :dim], slope[:, dim]
     return found.limit + float(found.excess.mean()), params.pull(by_U, by_V)
-
-
-def decompose(
-    task: Task,
-    params: Parameters,
-    length: Any,
-    kind: str = "softmax",
-    rule: Rule | None = None,
-) -> RiskParts:
-    """The risk on ``length`` tokens in four parts; their sum is ``risk``."""
-    task, length = _check(task, params, length, kind)
-    found = _terms(task, _as_block(params), length, kind, rule)
-    noise, excess = 0.5 * task.noise, float(found.excess.mean())
-    return RiskParts(noise, found.limit - noise, found.bias, excess - found.bias)
 
 
 def bayes_risk(

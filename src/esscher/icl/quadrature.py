@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-import numba
 import numpy as np
 import numpy.typing as npt
 import torch
 from jaxtyping import Float64
 from numpy.polynomial import chebyshev
+from scipy.interpolate import PPoly
 from scipy.special import roots_genlaguerre
 from torch import Tensor
 
@@ -190,15 +190,13 @@ WIDTH, DEGREE = 0.5, 12  # of a panel in s, and of its polynomial: relative erro
 
 
 @lru_cache(maxsize=64)
-def _panels(length: int, panels: int) -> Floats:
-    """log f1 and log f2 on panels of s: coefficients of powers of x in [-1, 1], (panels, 2,
-    powers).
-    """
-    x = chebyshev.chebpts1(DEGREE + 1)
-    found = gaussian_error_slopes(length, WIDTH * (np.arange(panels)[:, None] + 0.5 * (x + 1.0)))
-    logs = np.log(np.stack([found.f1, found.f2], axis=1))
-    powers = np.linalg.solve(np.vander(x, increasing=True), logs[..., None])
-    return np.asarray(powers[..., 0], np.float64)
+def _table(length: int, panels: int) -> PPoly:
+    """log f1 and log f2 as polynomials on panels of s."""
+    x = 0.5 * WIDTH * (chebyshev.chebpts1(DEGREE + 1) + 1.0)
+    edges = WIDTH * np.arange(panels + 1)
+    found = gaussian_error_slopes(length, edges[:-1, None] + x)
+    logs = np.stack([np.log(found.f1), np.log(found.f2)], axis=-1)
+    return PPoly(np.linalg.solve(np.vander(x), logs).transpose(1, 0, 2), edges)
 
 
 def error_functions(length: int, s: Floats) -> Floats:
@@ -212,23 +210,6 @@ def error_functions(length: int, s: Floats) -> Floats:
     if length == 1:
         return np.stack([1.0 + s * s, np.ones_like(s), 2.0 * s, np.zeros_like(s)])
     needed = int(largest / WIDTH).bit_length()  # a power of 2, so that few tables are made
-    coefficients = _panels(length, min(2**needed, round(S_MAX / WIDTH)))
-    out = np.empty((4, s.size))
-    _horner(coefficients, np.ascontiguousarray(s).ravel(), out)
-    return out.reshape(4, *s.shape)
-
-
-@numba.njit(nogil=True, cache=True)
-def _horner(coefficients: Floats, s: Floats, out: Floats) -> None:
-    """Both polynomials and their slopes at every s; the last panel is closed on the right."""
-    for point in range(s.size):
-        panel = min(int(s[point] / WIDTH), coefficients.shape[0] - 1)
-        x = 2.0 * (s[point] / WIDTH - panel) - 1.0
-        for which in range(2):
-            value, slope = coefficients[panel, which, DEGREE], 0.0
-            for power in range(DEGREE - 1, -1, -1):
-                slope = slope * x + value
-                value = value * x + coefficients[panel, which, power]
-            f = np.exp(value)
-            out[which, point] = f
-            out[2 + which, point] = f * slope * 2.0 / WIDTH
+    table = _table(length, min(2**needed, round(S_MAX / WIDTH)))
+    logs, slopes = (np.moveaxis(table(s, order), -1, 0) for order in (0, 1))
+    return np.concatenate([np.exp(logs), np.exp(logs) * slopes])
