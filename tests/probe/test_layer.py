@@ -83,7 +83,7 @@ def test_parts_of_the_corpus_merge_to_one_pass(
 ) -> None:
     merged = joined(parts, stored=stored)
     assert len(parts.parts) == 3
-    for name in ("hidden", "q", "k", "v"):
+    for name in ("hidden", "pair"):
         a, b = (getattr(state.moments, name) for state in (merged, whole))
         torch.testing.assert_close(a.cov, b.cov, rtol=1e-6, atol=1e-9)
         torch.testing.assert_close(a.mean, b.mean, rtol=1e-6, atol=1e-9)
@@ -115,15 +115,17 @@ def test_a_head_that_failed_keeps_its_reason_through_rows_and_merges(
 
 def test_moments_are_those_of_the_pooled_tokens(llama: Session, whole: LayerState) -> None:
     seen = captured_layers(llama)[1]
-    for name, letter in (("query", "q"), ("key", "k"), ("value", "v")):
+    cov, width = whole.moments.pair.cov, seen[0].query.shape[-1]
+    halves = slice(None, width), slice(width, None)
+    for name, own in zip(("query", "key"), halves, strict=True):
         rows = torch.cat(
             [getattr(c, name)[0][:, torch.from_numpy(llama.pooled[w])] for w, c in enumerate(seen)],
             dim=1,
         ).double()
-        found = getattr(whole.moments, letter)
+        rows = rows.repeat_interleave(len(cov) // len(rows), 0)
         centred = rows - rows.mean(1, keepdim=True)
         torch.testing.assert_close(
-            found.cov, centred.transpose(1, 2) @ centred / rows.shape[1], rtol=1e-5, atol=1e-8
+            cov[:, own, own], centred.mT @ centred / rows.shape[1], rtol=1e-5, atol=1e-8
         )
 
 
@@ -161,12 +163,9 @@ def test_reach_is_that_of_queries_and_keys_together(
         assert set(table["token_space"]) == {"query-key"}
         np.testing.assert_allclose(table["reach"], truth, rtol=1e-5)
         np.testing.assert_allclose(table["coupling"], truth * table["horizon"] ** 2, rtol=1e-5)
-    blocks = [getattr(one.moments, letter).cov for letter in ("q", "k")]
+    halves = one.moments.pair.cov.unflatten(2, (2, -1)).unflatten(1, (2, -1))
     apart = [
-        max(
-            float(torch.linalg.matrix_norm(x, 2))
-            for x in (blocks[0][h], blocks[1][one.info.kv_head(h)])
-        )
+        max(float(torch.linalg.matrix_norm(halves[h, i, :, i], 2)) for i in (0, 1))
         for h in range(4)
     ]
     assert max(np.array(truth) / apart) > 1.05  # queries and keys of one token go together
@@ -187,7 +186,7 @@ def test_cross_moments_survive_a_large_offset() -> None:
     whole = states[0].merge(states[1]).merge(states[2])
     for head in range(6):
         truth = torch.cov(torch.cat([q[head], k[head // 3]], dim=1).T, correction=0)
-        torch.testing.assert_close(whole.pair_cov(head, head // 3), truth, rtol=0, atol=1e-7)
+        torch.testing.assert_close(whole.pair.cov[head], truth, rtol=0, atol=1e-7)
 
 
 def test_queries_come_from_their_places_in_order(llama: Session) -> None:

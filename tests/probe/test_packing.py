@@ -44,8 +44,8 @@ def test_everything_comes_back() -> None:
     assert isinstance(head, HeadState)
     assert torch.equal(head.states["leaves"].rows, shared.T)
     assert head.states["leaves"].number == 1e-310
-    assert torch.equal(again.moments.q.scatter, given.moments.q.scatter)
-    assert again.moments.q.count == 9
+    assert torch.equal(again.moments.pair.scatter, given.moments.pair.scatter)
+    assert again.moments.pair.count == 9
 
 
 def test_deposits_known_to_float32_are_stored_as_that_and_come_back_wide() -> None:

@@ -272,7 +272,7 @@ def layer_row(layer: LayerState, tails: TokenTails | None) -> dict[str, Any]:
         column.key: math.nan if column.kind == "float" else "unknown" if column.words else ""
         for column in LAYERS
     }
-    row |= {"layer": layer.info.layer, "tokens": layer.moments.q.count}
+    row |= {"layer": layer.info.layer, "tokens": layer.moments.pair.count}
     if hidden is None or tails is None:
         return row | {"verdict": "unknown"}
     told = []

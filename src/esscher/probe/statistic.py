@@ -155,58 +155,33 @@ class TokenMoments:
 
 @dataclass(frozen=True)
 class LayerMoments:
-    """Streaming moments of what entered the layer and of its queries, keys and values.
+    """Streaming moments of the tokens of a layer.
 
-    ``cross`` is sum (q - E q)(k - E k)^T over the tokens, q and k of the same one: with the
-    scatters of q and k that of the pair (q, k). ``extremes``: of what entered the layer.
+    ``hidden``: of what entered it, with its ``extremes``. ``pair``: of (q, k) of each head, (H,
+    2k): the query of a token and its key, which the head's key-value head has.
     """
 
     hidden: TokenMoments | None
-    q: TokenMoments
-    k: TokenMoments
-    v: TokenMoments
-    cross: Tensor  # (H, k, k) float64: k is that of the key-value head which the head reads
     extremes: Extremes | None
+    pair: TokenMoments
 
     @classmethod
     def of(cls, rows: Rows) -> LayerMoments:
-        hidden = largest = None
-        if rows.hidden is not None:
-            hidden = TokenMoments.of(rows.hidden)
-            none = extremes.init(rows.hidden.shape[-1], dtype=rows.hidden.dtype)
-            largest = extremes.update(none, rows.hidden)
-        q, k, v = (TokenMoments.of(x) for x in (rows.q, rows.k, rows.v))
-        apart = rows.k.double() - k.mean[:, None]  # its sum is 0: queries need not be centred
-        cross = _of_each_head(apart, len(rows.q)).transpose(1, 2) @ rows.q.double()
-        return cls(hidden, q, k, v, cross.transpose(1, 2), largest)
+        keys = rows.k.repeat_interleave(len(rows.q) // len(rows.k), dim=0)
+        pair = TokenMoments.of(torch.cat([rows.q, keys], dim=2))
+        if rows.hidden is None:
+            return cls(None, None, pair)
+        none = extremes.init(rows.hidden.shape[-1], dtype=rows.hidden.dtype)
+        return cls(TokenMoments.of(rows.hidden), extremes.update(none, rows.hidden), pair)
 
     def merge(self, other: LayerMoments) -> LayerMoments:
-        """Over the tokens of both; means that lie apart add n_a n_b / n D_q D_k^T to the cross
-        scatter.
-        """
-        q, k, v = (getattr(self, name).merge(getattr(other, name)) for name in "qkv")
-        a, b = self.q.count, other.q.count
-        dq = other.q.mean - self.q.mean
-        dk = _of_each_head(other.k.mean - self.k.mean, len(dq))
-        cross = self.cross + other.cross + a * b / max(a + b, 1) * dq[:, :, None] * dk[:, None, :]
+        """Over the tokens of both."""
         hidden = largest = None
         if self.hidden is not None and other.hidden is not None:
             hidden = self.hidden.merge(other.hidden)
         if self.extremes is not None and other.extremes is not None:
             largest = extremes.merge(self.extremes, other.extremes)
-        return LayerMoments(hidden, q, k, v, cross, largest)
-
-    def pair_cov(self, head: int, kv_head: int) -> Tensor:
-        """Covariance (2k, 2k) of a head's token (q, k)."""
-        cross = self.cross[head]
-        above = torch.cat([self.q.scatter[head], cross], dim=1)
-        below = torch.cat([cross.T, self.k.scatter[kv_head]], dim=1)
-        return torch.cat([above, below]) / self.q.count
-
-
-def _of_each_head(x: Tensor, heads: int) -> Tensor:
-    """Rows of key-value heads (H_kv, ...) as each of the heads (H, ...) reads them."""
-    return x.repeat_interleave(heads // len(x), dim=0)
+        return LayerMoments(hidden, largest, self.pair.merge(other.pair))
 
 
 def largest_variance(cov: Tensor) -> float:

@@ -11,7 +11,7 @@ from esscher.probe.statistic import Statistic
 from esscher.probe.statistics.errors import Draws, Kept, Regime, Scales, Theory
 from esscher.probe.statistics.frontier import Frontier
 from esscher.probe.statistics.more_text import MoreText
-from esscher.probe.statistics.weights import Gaps, Sinks, Tail
+from esscher.probe.statistics.weights import Sinks, Tail
 
 _S = TypeVar("_S", bound=Statistic)
 
@@ -21,7 +21,6 @@ STATISTICS: tuple[Statistic, ...] = (
     Draws(),
     MoreText(),
     Kept(),
-    Gaps(),
     Tail(),
     Sinks(),
     Regime(),

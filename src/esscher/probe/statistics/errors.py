@@ -207,13 +207,14 @@ class Theory(Statistic):
     def finish(self, found: Numbers, end: HeadEnd) -> Result:
         moments, gram = end.moments, end.gram
         head, scale = end.head, end.info.scale
-        key_cov, query_cov = moments.k.cov[end.kv_head], moments.q.cov[head]
+        pair = moments.pair.cov[head]
+        width = len(pair) // 2
+        query_cov, key_cov = pair[:width, :width], pair[width:, width:]
         if gram is not None and moments.hidden is not None:
             space, reach = "hidden", largest_variance(moments.hidden.cov)
             outer = gram[head].to(key_cov)
         else:
-            space = "query-key"
-            reach = largest_variance(moments.pair_cov(head, end.kv_head))
+            space, reach = "query-key", largest_variance(pair)
             outer = torch.eye(len(key_cov)).to(key_cov)
         horizon = horizon_of_covariances(key_cov, outer, scale)
         horizon2 = horizon_of_covariances(key_cov, query_cov, scale)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
-import pandas as pd
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -19,7 +17,7 @@ from esscher.hf.call import AttentionCall
 from esscher.probe.curves import AllKeys, add_keys
 from esscher.probe.session import FEWEST
 from esscher.probe.spec import SMALLEST, ProbeSpec, drawn_ladder
-from esscher.probe.statistic import HEAD, LAYER, Head, HeadEnd, HeadView, Numbers, Result, Statistic
+from esscher.probe.statistic import Head, HeadEnd, HeadView, Numbers, Result, Statistic
 from esscher.runs.columns import Column, with_ends
 from esscher.tails import scores as tails
 from esscher.tails.scores import (
@@ -31,41 +29,56 @@ from esscher.tails.scores import (
     tail_length,
 )
 
-Floats = npt.NDArray[np.float64]
-Counts = npt.NDArray[np.int64]
-
-
-# ---- tail and sinks
-
 SHAPE = "Shape of the weights' tail: below 0.5 averages behave, above 0.7 a few keys decide."
 TAIL = (
     *with_ends(Column("khat", "float", "k-hat", SHAPE, "linear", first=13)),
     Column("khat_label", "word", "tail", "good, bad or very bad, by k-hat."),
 )
 
+# deposits without values (all keys: too wide for them), and the largest scores
+Scores = tuple[Deposit | AllKeys, TopScores]
+
 
 class Tail(Statistic):
-    """Pareto k-hat of the weights of the kept queries; the state is their largest scores."""
+    """Of the kept queries: Pareto k-hat of the weights and the critical scale of the scores; and
+    the exponent with which effective tokens grow.
+    """
 
     name = "tail"
     state = (TopScores,)
 
     def columns(self, spec: ProbeSpec) -> tuple[Column, ...]:
-        return TAIL
+        return (*SPREAD, *TAIL)
 
-    def init(self, head: HeadView) -> TopScores:
-        keep = tail_length(head.most_keys) + 1
-        return tails.init(len(head.kept), keep, device=head.values.device)
+    def init(self, head: HeadView) -> Scores:
+        m, keep = len(head.kept), max(FEWEST, tail_length(head.most_keys) + 1)
+        top = tails.init(m, keep, device=head.values.device)
+        return deposit.init(m, SCORES, head.center[:0]), top
 
-    def update(self, state: TopScores, head: HeadView) -> TopScores:
-        return tails.update(state, head.kept_scores)
+    def update(self, state: Scores, head: HeadView) -> Scores:
+        if not len(head.kept):
+            return state
+        scores, (masses, top) = head.kept_scores, state
+        masses = add_keys(masses, scores, head.values[:, :0], head.kept_keys)
+        return masses, tails.update(top, scores)
 
-    def merge(self, a: TopScores, b: TopScores) -> TopScores:
-        return tails.merge(a, b)
+    def merge(self, a: Scores, b: Scores) -> Scores:
+        assert isinstance(a[0], Deposit)
+        assert isinstance(b[0], Deposit)
+        return deposit.merge(a[0], b[0]), tails.merge(a[1], b[1])
 
-    def reduce(self, state: TopScores, head: Head) -> Numbers:
-        missing = state.keep - state.scores.shape[1]
-        return {"top": pad(state.scores, (0, missing), value=-math.inf), "count": state.count}
+    def reduce(self, state: Scores, head: Head) -> Numbers:
+        masses, top = state
+        missing = top.keep - top.scores.shape[1]
+        found = {"top": pad(top.scores, (0, missing), value=-math.inf), "count": top.count}
+        if not len(top.count):
+            return found
+        if isinstance(masses, Deposit):
+            known = max(FEWEST, tail_length(head.most_keys))
+            gaps = [gaps_from_masses(masses, top.scores[:, :known])]
+        else:
+            gaps = [gap_counts(row[row > -torch.inf][None]) for row in masses.scores]
+        return found | {"critical": torch.cat([critical_scale(*part) for part in gaps]).cpu()}
 
     def finish(self, found: Numbers, end: HeadEnd) -> Result:
         top = found["top"]
@@ -73,7 +86,9 @@ class Tail(Statistic):
         tail = tails.finish(TopScores(top.shape[1], found["count"], top[:, seen]))
         low, high = tail.interval
         row = {"khat": tail.median, "khat_low": low, "khat_high": high, "khat_label": tail.label}
-        return Result(row, {})
+        return Result(
+            row | _exponent(end) | {"critical_scale": float(np.median(found["critical"]))}, {}
+        )
 
 
 class Sinks(Statistic):
@@ -100,71 +115,6 @@ class Sinks(Statistic):
         if end.spec.pool == "sequence":
             used = used[found["seen"] >= FEWEST]
         return Result({"sink_mass": float(used.double().mean())}, {})
-
-
-# ---- gaps
-
-GAPS = 2.0 ** np.arange(-4, 7)  # from the largest score, at which keys are counted
-
-
-# of the kept queries: deposits without values (all keys: too wide for them), and the largest
-Scores = tuple[Deposit | AllKeys, TopScores]
-
-
-class Gaps(Statistic):
-    """How many of all keys lie within a gap of the largest score, and the critical scale that
-    follows, of the kept queries; and the exponent with which effective tokens grow.
-    """
-
-    name = "gaps"
-    state = (TopScores,)
-
-    def columns(self, spec: ProbeSpec) -> tuple[Column, ...]:
-        return SPREAD
-
-    def tables(self, spec: ProbeSpec) -> dict[str, tuple[Column, ...]]:
-        return {"gaps": GAP_COLUMNS}
-
-    def init(self, head: HeadView) -> Scores:
-        m, keep = len(head.kept), max(16, tail_length(head.most_keys))
-        top = tails.init(m, keep, device=head.values.device)
-        return deposit.init(m, SCORES, head.center[:0]), top
-
-    def update(self, state: Scores, head: HeadView) -> Scores:
-        if not len(head.kept):
-            return state
-        scores, (masses, top) = head.kept_scores, state
-        masses = add_keys(masses, scores, head.values[:, :0], head.kept_keys)
-        return masses, tails.update(top, scores)
-
-    def merge(self, a: Scores, b: Scores) -> Scores:
-        assert isinstance(a[0], Deposit)
-        assert isinstance(b[0], Deposit)
-        return deposit.merge(a[0], b[0]), tails.merge(a[1], b[1])
-
-    def reduce(self, state: Scores, head: Head) -> Numbers:
-        masses, top = state
-        if not len(top.count):
-            return {}
-        if isinstance(masses, Deposit):
-            gaps = [gaps_from_masses(masses, top.scores)]
-        else:
-            gaps = [gap_counts(row[row > -torch.inf][None]) for row in masses.scores]
-        return {
-            "critical": torch.cat([critical_scale(*part) for part in gaps]).cpu(),
-            "within": torch.cat([_within(*part) for part in gaps]).cpu(),
-        }
-
-    def finish(self, found: Numbers, end: HeadEnd) -> Result:
-        row = _exponent(end) | {"critical_scale": float(np.median(found["critical"]))}
-        keys = found["within"].log().mean(0).exp().numpy()  # geometric mean over queries
-        return Result(row, {"gaps": pd.DataFrame({"gap": GAPS, "keys": keys})})
-
-
-def _within(gaps: Tensor, counts: Tensor) -> Tensor:
-    """Keys within GAPS of each query's largest score, (m, len GAPS)."""
-    at = torch.from_numpy(GAPS).to(gaps).expand(len(gaps), -1).contiguous()
-    return counts.gather(1, torch.searchsorted(gaps, at, right=True) - 1)
 
 
 def _exponent(end: HeadEnd) -> dict[str, float]:
@@ -209,10 +159,4 @@ SPREAD = (
         scale="log",
         short="critical",
     ),
-)
-GAP_COLUMNS = (
-    LAYER,
-    HEAD,
-    Column("gap", "float", "gap", "Gap from a query's largest score.", "log"),
-    Column("keys", "float", "keys", "Keys within that gap, geometric mean over queries.", "log"),
 )
