@@ -34,6 +34,7 @@ from esscher.icl.flow import (
     flow_times,
     gradient_flow,
     start_block,
+    start_limit,
 )
 from esscher.icl.layer import UV, Block, default_weights, flatten, tensors, unflatten
 from esscher.icl.quadrature import product_rule
@@ -41,7 +42,7 @@ from esscher.icl.tasks import LinearTask
 from esscher.inputs import as_counts, as_positive
 from esscher.measures.gaussian import Gaussian
 from esscher.measures.product import Rademacher
-from esscher.theory import boursier, training
+from esscher.theory import boursier
 from esscher.theory.prediction import Setting, predictions, tilted_moment
 
 Floats = npt.NDArray[np.float64]
@@ -212,7 +213,7 @@ def assumption_51() -> Found:
 @check("Theorem 5.2")
 def theorem_52() -> Found:
     """Sigma = 0.01 I, d = 5: risk at half of each limit over that of no weights."""
-    limits = training.start_limit(5, 0.01, printed=True), training.start_limit(5, 0.01)
+    limits = start_limit(5, 0.01, printed=True), start_limit(5, 0.01)
     printed, mended = ((0.25 * top**2 * 0.01 / math.sqrt(5.0) - 1.0) ** 2 for top in limits)
     return printed > 1.0 > mended, f"{printed:.3g} {mended:.3g}"
 
@@ -448,8 +449,8 @@ def lemma_e1() -> Found:
 @check("Lemma E.2")
 def lemma_e2() -> Found:
     """Labels 0, tokens +-1, U = 0, V = 1, one token: R_1 = 1/2, R = 0."""
-    printed = float(training.lemma_e2_printed(1.0, 1.0, 0.0, 0.0))
-    mended = float(training.lemma_e2_mended(1.0, 0.0, 0.0))
+    printed = float(boursier.lemma_e2_printed(1.0, 1.0, 0.0, 0.0))
+    mended = float(boursier.lemma_e2_mended(1.0, 0.0, 0.0))
     return printed < 0.5 <= mended, f"{printed:g} {mended:g}"
 
 
@@ -488,8 +489,8 @@ def ball_gaps(
             )
             squares.append((of_output, by_u + by_v))
         output, slope = np.sqrt(np.mean(squares, axis=0))
-        by_gradient = training.lemma_e4(output, slope, label, u * v * size, math.hypot(u, v) * size)
-        gaps.append((training.lemma_e2_mended(output, label, u * v * size), by_gradient))
+        by_gradient = boursier.lemma_e4(output, slope, label, u * v * size, math.hypot(u, v) * size)
+        gaps.append((boursier.lemma_e2_mended(output, label, u * v * size), by_gradient))
     risks, gradients = np.max(gaps, axis=0)
     return risks, gradients
 
@@ -535,7 +536,7 @@ def lemma_e4(tokens: int = 100) -> Found:
     error, slope = squared[:, 0].mean() ** 0.5, (squared[:, 1] + squared[:, 2]).mean() ** 0.5
     own, infinite = (flatten(risk_gradient(task, uv, n)[1]) for n in (tokens, math.inf))
     gap, (limit2, gradient2, label) = float(np.linalg.norm(own - infinite)), limit_norms(task, uv)
-    bound = float(training.lemma_e4(error, slope, label, limit2, gradient2))
+    bound = float(boursier.lemma_e4(error, slope, label, limit2, gradient2))
     return gap < bound, f"{gap:.2g} {bound:.2g}"
 
 
@@ -550,7 +551,7 @@ def corollary_e5() -> Found:
 # ---- Appendix F: in-context linear regression
 #
 # d: dimension of the covariates, w ~ N(0, I_d), zeta = |w|^2 ~ chi^2(d). c: exponent of a bound
-# n^(-c / sigma_mu^2), as in Proposition 3.1. alpha: as in esscher.theory.training.
+# n^(-c / sigma_mu^2), as in Proposition 3.1. alpha: as in esscher.icl.flow.
 
 
 def task_sigma(zeta: float, *, printed: bool = False) -> float:

@@ -27,7 +27,7 @@ from esscher.icl import (
     start_block,
 )
 from esscher.icl.layer import flatten, tensors, unflatten
-from esscher.theory.training import lemma_e2_mended
+from esscher.theory.boursier import lemma_e2_mended
 
 TASK = LinearTask(0.3 * torch.eye(1), [[1.0]], 0.0)
 

@@ -9,7 +9,7 @@ import math
 import numpy as np
 import pytest
 
-from esscher.theory import training
+from esscher.theory import boursier
 from tests.theory.finite_laws import random_law, softmax_errors
 
 
@@ -32,7 +32,7 @@ def test_risk_gap_and_gradient_gap(seed: int) -> None:
     gap = sum(0.25 * (chances @ (output - y) ** 2 - (goal - y) ** 2) for y in labels)
     error2 = math.sqrt(chances @ (output - goal) ** 2)
     label2 = math.sqrt(np.mean(labels**2))
-    assert abs(gap) <= training.lemma_e2_mended(error2, label2, abs(goal)) * (1 + 1e-9)
+    assert abs(gap) <= boursier.lemma_e2_mended(error2, label2, abs(goal)) * (1 + 1e-9)
 
     jacobian = np.stack([V * z * (second - first**2), first], axis=1)
     target = np.array([V * z * (limit[1] - limit[0] ** 2), limit[0]])
@@ -40,7 +40,7 @@ def test_risk_gap_and_gradient_gap(seed: int) -> None:
         0.5 * (chances @ (jacobian * (output - y)[:, None]) - target * (goal - y)) for y in labels
     )
     gradient_error2 = math.sqrt(chances @ ((jacobian - target) ** 2).sum(axis=1))
-    bound = training.lemma_e4(
+    bound = boursier.lemma_e4(
         error2, gradient_error2, label2, abs(goal), float(np.linalg.norm(target))
     )
     assert np.linalg.norm(gradient_gap) <= bound * (1 + 1e-9)
@@ -53,8 +53,8 @@ def test_printed_lemma_e2_fails_without_labels() -> None:
     )
     gap = 0.5 * float(chances @ errors[:, 0] ** 2)
     assert gap == pytest.approx(0.5)
-    assert float(training.lemma_e2_printed(1.0, 1.0, 0.0, 0.0)) == 0.0
-    assert float(training.lemma_e2_mended(1.0, 0.0, 0.0)) >= gap
+    assert float(boursier.lemma_e2_printed(1.0, 1.0, 0.0, 0.0)) == 0.0
+    assert float(boursier.lemma_e2_mended(1.0, 0.0, 0.0)) >= gap
 
 
 def test_gaussian_limits_scale_with_the_square_of_sigma() -> None:
@@ -73,10 +73,10 @@ def test_gaussian_limits_scale_with_the_square_of_sigma() -> None:
 
 
 def test_formulas() -> None:
-    assert float(training.lemma_e2_printed(2.0, 3.0, 5.0, 7.0)) == pytest.approx(
+    assert float(boursier.lemma_e2_printed(2.0, 3.0, 5.0, 7.0)) == pytest.approx(
         2 * 5 * 2 * (3 + 7)
     )
-    assert float(training.lemma_e2_mended(2.0, 5.0, 7.0)) == pytest.approx(2 * (5 + 7 + 2))
-    assert float(training.lemma_e4(2.0, 3.0, 5.0, 7.0, 11.0)) == pytest.approx(
+    assert float(boursier.lemma_e2_mended(2.0, 5.0, 7.0)) == pytest.approx(2 * (5 + 7 + 2))
+    assert float(boursier.lemma_e4(2.0, 3.0, 5.0, 7.0, 11.0)) == pytest.approx(
         3 * (7 + 2 + 5) + 2 * 11
     )

@@ -23,8 +23,8 @@ from docs.theory.statements import (
     task_sigma,
 )
 from esscher.icl import LinearTask, flow_times, gradient_flow, start_block
+from esscher.icl.flow import start_limit
 from esscher.theory.boursier import lemma_c2
-from esscher.theory.training import start_limit
 
 
 @pytest.mark.parametrize("p", [0.5, 0.1, 1e-3])

@@ -26,13 +26,27 @@ from esscher.icl.layer import OVKQ, Block, Floats, Parameters, flatten, tensors,
 from esscher.icl.quadrature import Rule
 from esscher.icl.tasks import LinearTask
 from esscher.inputs import as_positive, as_tensor
-from esscher.theory.training import start_limit
 
 SINGULAR = 1e-12  # an eigenvalue of Sigma below this share of the largest is 0
 HANDOVER = 30.0  # time at which the flow is taken to have chosen its valley
 LONGEST = 10**12
 ROUNDING = 1e-11  # relative error of a risk
 STEP = 1e-5  # of differences of gradients
+
+
+def start_limit(d: int, norm: float, *, printed: bool = False) -> float:
+    """Upper limit of alpha, sqrt(2) / (d^{1/4} ||Sigma||^{1/2}): below it the start U11 = alpha G,
+    v = alpha, |G|_F = 1, has less risk than no weights at all, which the proof needs.
+
+    R(start) - R(0) = alpha^4 tr(Sigma G Sigma G Sigma)/2 - alpha^2 tr(Sigma G Sigma) < 0 for
+    alpha^2 ||Sigma|| < 2, since ||G|| <= |G|_F = 1; Zhang et al. (2024) have alpha^2 sqrt(d)
+    ||Sigma|| < 2. Derived here for W = I. Printed, [S] Theorem 5.2: ||Sigma|| for its root. That is
+    not dimensionless: with Sigma = s I the start is scaled right by s^{-1/2}, and for ||Sigma|| < 1
+    the range is too wide.
+    """
+    if printed:
+        return math.sqrt(2.0) / (math.sqrt(math.sqrt(d)) * norm)
+    return math.sqrt(2.0) / math.sqrt(math.sqrt(d) * norm)
 
 
 def alpha_limit(task: LinearTask) -> float:

@@ -27,7 +27,7 @@ from esscher.icl.quadrature import product_rule
 from esscher.icl.specs import ConcentrationSpec, FlowSpec, StabilitySpec, TrainSpec
 from esscher.icl.stability import ABOVE, apart, backtracking, flow_end, pair_flows, verdict
 from esscher.icl.training import train
-from esscher.runs import Job, Shard, Unit
+from esscher.runs import Job, Shard, Unit, concatenate
 from esscher.runs.columns import Column
 from esscher.runs.progress import advance
 
@@ -141,11 +141,6 @@ def _units(spec: Spec, name: str = "length") -> list[Unit]:
     return [{"covariance": covariance, name: length} for length, covariance in both]
 
 
-def _joined(shards: Sequence[Shard], name: str) -> pd.DataFrame:
-    """One table of all units."""
-    return pd.concat([shard.tables[name].to_pandas() for shard in shards], ignore_index=True)
-
-
 def _train_units(spec: TrainSpec) -> list[Unit]:
     """Short prompts first; the seeds of a length one after the other."""
     every = itertools.product(spec.lengths, range(spec.seeds), spec.covariances)
@@ -212,8 +207,8 @@ def _stability_unit(spec: StabilitySpec, unit: Unit) -> dict[str, Any]:
 def _stability_tables(spec: StabilitySpec, shards: Sequence[Shard]) -> dict[str, Any]:
     """flows and distance of all units, and what they say of stability."""
     tables = {
-        name: _joined(shards, name).sort_values(STARTED.split(), kind="stable", ignore_index=True)
-        for name in ("flows", "distance")
+        name: table.to_pandas().sort_values(STARTED.split(), kind="stable", ignore_index=True)
+        for name, table in concatenate(spec, shards).items()
     }
     told = {"verdict": verdict(tables["flows"]), "backtracking": backtracking(tables["distance"])}
     return tables | told
@@ -247,7 +242,8 @@ def _concentration_unit(spec: ConcentrationSpec, unit: Unit) -> dict[str, Any]:
 
 def _concentration_tables(spec: ConcentrationSpec, shards: Sequence[Shard]) -> dict[str, Any]:
     """errors; curves (rms and standard error); rates (fitted exponents with intervals); bounds."""
-    errors, exact = _joined(shards, "errors"), _joined(shards, "exact")
+    joined = concatenate(spec, shards)
+    errors, exact = joined["errors"].to_pandas(), joined["exact"].to_pandas()
     keys = ["covariance", "against", "metric"]
     known: dict[tuple[Any, ...], ErrorCurve] = {}
     for key, part in errors.groupby(keys, sort=False):

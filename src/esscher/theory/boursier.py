@@ -1,6 +1,7 @@
 """The bounds of Boursier and Boyer [S] on the error of attention: at one query (Lemmas C.1 to C.7,
-D.2), averaged over queries (equations 16 to 19, Lemma D.1, Proposition 3.1), and on its gradients
-(Proposition 3.4). First as functions of plain numbers, then what they say of one head and one law.
+D.2), averaged over queries (equations 16 to 19, Lemma D.1, Proposition 3.1), on its gradients
+(Proposition 3.4), and on risks (Lemmas E.2 and E.4). First as functions of plain numbers, then what
+they say of one head and one law.
 
 Each bounds the error R_n/S_n - R/S of the softmax average of f over n tokens, with
 
@@ -455,6 +456,45 @@ def gradient_u_bound(
     x_error, y_error = x_error4.astype(wide), y_error4.astype(wide)
     parts = np.sqrt(8.0 * (x4 + x_error) * y_error) + np.sqrt(y4 * x_error)
     return np.nan_to_num(np.asarray(2.0 * product + 4.0 * parts, np.float64), nan=np.inf)
+
+
+# ---- risks of in-context learning: R_n and R are E loss(Gamma_n(z), y) and E loss(Gamma(z), y)
+#
+# error2, gradient_error2: (E|Gamma_n - Gamma|^2)^{1/2}, the same of gradients in (U, V), or above
+# them; limit2, label2, gradient2: (E|Gamma|^2)^{1/2}, (E|y|^2)^{1/2}, (E|grad Gamma|^2)^{1/2}; with
+# 4 for 2 the fourth moment. All are over tasks, tokens and queries together. The loss satisfies
+# |grad_1 loss(a, y)| <= |a| + |y| and |grad_1 loss(a, y) - grad_1 loss(b, y)| <= |a - b|; the
+# quadratic loss |a - y|^2 / 2 does.
+
+
+def lemma_e2_printed(error2: Any, error4: Any, label4: float, limit4: float) -> Any:
+    """|R_n - R| as printed: 2 label4 error2 (error4 + limit4). Source: [S] Lemma E.2.
+
+    False: the proof bounds |(a, y)| by |y| |a| where it needs |y| + |a|, so the bound is 0 for
+    labels that are 0.
+    """
+    return 2.0 * label4 * error2 * (error4 + limit4)
+
+
+def lemma_e2_mended(error2: Any, label2: float, limit2: float) -> Any:
+    """|R_n - R| <= error2 (label2 + limit2 + error2).
+
+    From |loss(a, y) - loss(b, y)| <= (|y| + max(|a|, |b|)) |a - b|, max(|a|, |b|) <= |b| + |a - b|
+    and Cauchy-Schwarz; second moments suffice. Source: [S] Lemma E.2, mended.
+    """
+    return error2 * (label2 + limit2 + error2)
+
+
+def lemma_e4(
+    error2: Any, gradient_error2: Any, label2: float, limit2: float, gradient2: float
+) -> Any:
+    """|grad R_n - grad R| <= gradient_error2 (limit2 + error2 + label2) + error2 gradient2.
+
+    Source: the proof of [S] Lemma E.4 up to (28). Its last step replaces (E_mu X^2)^{1/2} by E_mu
+    X, which is smaller when the tasks differ in sigma_mu, so the displayed statement holds only for
+    one common sigma_mu.
+    """
+    return gradient_error2 * (limit2 + error2 + label2) + error2 * gradient2
 
 
 # ---- what they say of one head and one law
