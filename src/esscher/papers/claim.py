@@ -5,6 +5,7 @@ decides. Words and numbers: claims.yaml; rules: the functions below ``@claim`` i
 from __future__ import annotations
 
 import functools
+import importlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ import yaml
 from pydantic import Field
 
 from esscher.intervals import Interval
-from esscher.runs import RunSpec, register
+from esscher.runs import RunSpec, read_spec, register
 
 Scale = Literal["quick", "full"]
 Verdict = Literal["supported", "refuted", "undecided"]
@@ -143,21 +144,15 @@ def _runs(runs: Any, scale: Scale, seed: int) -> dict[str, RunSpec]:
     """The specs of runs as ``claims.yaml`` has them. A list in a part of evidence stands for a part
     for each of its values.
     """
-    from esscher.compress.spec import CompressSpec
-    from esscher.errors.montecarlo.spec import ExperimentSpec
-    from esscher.icl.specs import ConcentrationSpec, FlowSpec, StabilitySpec, TrainSpec
-    from esscher.probe.spec import ProbeSpec
-
-    specs: list[type[RunSpec]] = [CompressSpec, EvidenceSpec, ExperimentSpec, ProbeSpec]
-    specs += [ConcentrationSpec, FlowSpec, StabilitySpec, TrainSpec]
-    by_job = {spec.model_fields["job"].default: spec for spec in specs}
+    for module in ("compress.spec", "errors.montecarlo.spec", "icl.specs", "probe.spec"):
+        importlib.import_module(f"esscher.{module}")  # registers its jobs
     found: dict[str, RunSpec] = {}
     for name, fields in _at(scale, runs).items():
         if "parts" in fields:
             fields["parts"] = [part for each in fields["parts"] for part in _product(each)]
         # the seed of a stability run numbers its starts: no two seeds share some
         fields["seed"] = 1000 * (seed + 1) if fields["job"] == "icl-stability" else seed
-        found[name] = by_job[fields["job"]].read(fields)
+        found[name] = read_spec(fields)
     return found
 
 
