@@ -26,7 +26,6 @@ from esscher.probe.statistics.frontier import compare_rules
 from tests.models.probe_runs import (
     captured_layers,
     few_texts,
-    head_row,
     own_state,
     same_bytes,
     source,
@@ -251,6 +250,11 @@ def test_longformer_linformer_and_rules_of_one_size(tmp_path: Path) -> None:
     for row in rows_of(run, 1, "lowrank").itertuples():
         assert row.rms == pytest.approx(float((size.mean() / row.kept).sqrt()), rel=1e-5)
     assert len(rows_of(run, 1, "lowrank:projected")) == len(rows_of(run, 1, "lowrank"))
+    rates = run.table("rule_rates").set_index("rule")
+    assert rates.loc["lowrank", "exponent"] == pytest.approx(0.5)
+    some = rows[rows["share"].between(0.02, 0.25)]
+    slope = -np.polyfit(np.log(some["kept"]), np.log(some["rms"]), 1)[0]
+    assert rates.loc["longformer", "exponent"] == pytest.approx(slope, rel=1e-9)
     assert set(run.table("budget")["rule"]) == {"longformer", "lowrank", "lowrank:projected"}
     with pytest.raises(ValueError, match="lowrank needs every query to see every key"):
         probe("llama", tmp_path / "causal", rules=("lowrank",))
@@ -324,15 +328,20 @@ def test_nats_by_hand(measured: Any) -> None:
     table = run.table("frontier")
     if name in ("bert", "mistral"):  # these come without a language head
         assert table["nats"].isna().all()
+        assert "fisher" not in run.tables
         return
     windows = np.unique(source(run).queries.windows).tolist()
     metrics = [metrics_by_hand(run, window) for window in windows]
     generator = torch.Generator().manual_seed(5)
     for head, hands in of_heads.items():
         own = [metric[head] for metric in metrics]
-        felt = head_row(run, 1, head)["gradient"]
-        mean = sum(own) / len(own)
-        assert felt**2 == pytest.approx(float(mean.trace()) / len(mean), rel=1e-4)
+        stored = run.table("fisher").query(f"head == {head}").iloc[0]
+        factor = np.array(stored["factor"]).reshape(stored["rank"], stored["width"])
+        mean = (sum(own) / len(own)).numpy()
+        assert np.allclose(factor.T @ factor, mean, atol=1e-4 * np.abs(mean).max())
+        assert stored["trace"] == pytest.approx(np.trace(mean), rel=1e-4)
+        assert stored["share"] == pytest.approx(1.0)
+        assert 0 < stored["stderr"] < stored["trace"]
         for rule in (*ONE_SET, *CHANCES):
             for row in rows_of(run, head, rule).itertuples():
                 found = []

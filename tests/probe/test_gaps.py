@@ -15,7 +15,7 @@ import esscher as es
 from esscher.errors.integral import error_from_nodes
 from esscher.probe.curves import AllKeys
 from esscher.probe.spec import ProbeSpec
-from esscher.probe.statistics.weights import Tail
+from esscher.probe.statistics.weights import GAPS, Tail
 from tests.models.probe_runs import captured_layers, few_texts, head_row, source, tiny_model
 from tests.probe.views import view
 
@@ -48,7 +48,7 @@ def test_the_tables_of_a_causal_model(tmp_path: Path) -> None:
     found, table, head = source(run), run.table("curves"), 2
     seen = captured_layers(found)[1]
     rows = table[(table["layer"] == 1) & (table["head"] == head) & (table["metric"] == "l2")]
-    n, p2, critical = rows["n"].to_numpy(), [], []
+    n, p2, critical, within = rows["n"].to_numpy(), [], [], []
     for window, position in zip(
         found.queries.windows.tolist(), found.queries.positions.tolist(), strict=True
     ):
@@ -58,6 +58,7 @@ def test_the_tables_of_a_causal_model(tmp_path: Path) -> None:
         if len(scores) >= 16:
             gap = scores.max() - scores.sort(descending=True).values[1:]
             critical.append(float((torch.arange(2, len(scores) + 1).log() / gap).max()))
+            within.append([1 + int((gap <= t).sum()) for t in 2.0 ** np.arange(-4, 7)])
             p2.append(error_from_nodes(scores[None], None, scores[:, None], None, n).sum_p2[0])
     np.testing.assert_allclose(rows["effective_tokens"], 1 / np.mean(p2, axis=0), rtol=1e-4)
     row = head_row(run, 1, head)
@@ -66,12 +67,17 @@ def test_the_tables_of_a_causal_model(tmp_path: Path) -> None:
     assert row["tokens_exponent"] == pytest.approx(slope, rel=1e-6)
     assert row["tokens_exponent_low"] <= row["tokens_exponent"] <= row["tokens_exponent_high"]
     assert row["critical_scale"] == pytest.approx(np.median(critical), rel=0.02)
+    gaps = run.table("gaps")
+    keys = gaps[(gaps["layer"] == 1) & (gaps["head"] == head)]["keys"]
+    np.testing.assert_allclose(keys, np.exp(np.log(within).mean(0)), rtol=0.1)
 
 
 def test_a_corpus_in_parts_is_the_corpus(tmp_path: Path) -> None:
     """States of parts merge."""
     whole = probe("bert", tmp_path / "whole", pool="corpus")
     parts = probe("bert", tmp_path / "parts", pool="corpus", part=130)
+    one, other = (run.table("gaps").sort_values(["head", "gap"]) for run in (whole, parts))
+    np.testing.assert_allclose(one["keys"], other["keys"], rtol=1e-5)
     for name in ("tokens_exponent", "critical_scale"):
         one, other = (run.table("heads").sort_values("head")[name] for run in (whole, parts))
         np.testing.assert_allclose(one, other, rtol=1e-5)
@@ -89,6 +95,7 @@ def test_scores_wider_than_a_grid_are_summed_key_by_key() -> None:
         gap = scores[i].max().double() - scores[i, own].double().sort(descending=True).values[1:]
         critical = (torch.arange(2, len(own) + 1).log() / gap).max()
         assert float(found["critical"][i]) == pytest.approx(float(critical))
+        assert found["within"][i].tolist() == [1 + int((gap <= t).sum()) for t in GAPS]
 
 
 def test_windows_without_a_kept_query_leave_nothing() -> None:

@@ -260,6 +260,7 @@ def test_tables_have_the_columns_of_the_contract(real_run: Run) -> None:
         "budget",
         "curves",
         "endless",
+        "gaps",
         "heads",
         "layers",
         "tails",

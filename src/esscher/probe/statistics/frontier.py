@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from esscher.errors.curve import CURVE
-from esscher.errors.keep_curve import KeepErrors, low_rank_curve
+from esscher.errors.keep_curve import KeepErrors, low_rank_curve, square_root
 from esscher.hf.call import AttentionCall
 from esscher.hf.gradients import DRAWS, FisherMetric, drawn_gradients, fisher_metric
 from esscher.hf.interventions import prefill
@@ -53,6 +53,8 @@ STREAM, CHANCE = "streamingllm", "random"  # they and the best rule tell a head'
 STREAMS, DIFFUSE = 0.25, 4.0
 ERROR = 0.1  # relative, at which kinds are told
 NONE = "none"  # in place of a rule, where none reaches an error
+FITTED = (0.02, 0.25)  # shares of the keys that the rate of a rule is fitted between
+RANK = 64  # directions of a head's Fisher metric that are stored
 PLACES = 64  # last places of a window, a quarter of it at most, where gradients are taken
 QUARTER = 4
 FIRST = 0  # the head whose keys are counted where a number is for all
@@ -109,7 +111,7 @@ class Frontier(Statistic):
     def tables(self, spec: ProbeSpec) -> dict[str, tuple[Column, ...]]:
         if not spec.compared:
             return {}
-        return {"frontier": FRONTIER}
+        return {"frontier": FRONTIER, "rule_rates": RATES, "fisher": FISHER}
 
     def before(
         self, session: Session, window: int
@@ -139,21 +141,31 @@ class Frontier(Statistic):
                 arguments = call, asked, head.kv_head, rules, projections.get(layer), metric
                 compared[head.kv_head] = compare_rules(*arguments)
         found = dict(compared[head.kv_head].get(head.head, {}))
+        if "mse" in found:
+            found["window_mse"] = found["mse"].mean(0, keepdim=True)
+            found["window_kept"] = found["kept"].mean(0, keepdim=True)
         for name in found.keys() & {"nats", "cut"}:  # one number for the window
             found[name] = found[name].mean(0, keepdim=True)
         if fisher is not None:
-            metric = fisher.of_layer[layer][head.head].double()
-            found["gradient"] = (metric.trace() / len(metric)).reshape(1)
+            metric = fisher.of_layer[layer][head.head]
+            stderr = float(fisher.stderr[layer][head.head])
+            trace = float(metric.double().trace())
+            found["trace"] = torch.tensor([[trace, stderr * trace]], dtype=torch.float64)
+            found["fisher"] = square_root(metric)[:, :RANK].mT.float()
         return found
 
     def finish(self, found: Numbers, end: HeadEnd) -> Result:
         spec = end.spec
         if not spec.compared:
             return Result({}, {})
-        gradient = math.sqrt(found["gradient"].mean()) if "gradient" in found else math.nan
+        gradient, tables = math.nan, {}
+        if "fisher" in found:
+            row = _fisher(found)
+            gradient = math.sqrt(row["trace"] / row["width"])
+            tables = {"fisher": pd.DataFrame([row])}
         if "mse" not in found:  # no window has enough keys
             words = {c.key: "" if c.kind == "word" else math.nan for c in self.columns(spec)}
-            return Result(words | {"gradient": gradient}, {})
+            return Result(words | {"gradient": gradient}, tables)
         keys = float(found["keys"].double().mean())
         rows = _rows(found, spec.compared).assign(
             kv_head=end.kv_head, keys=keys, queries=len(found["keys"])
@@ -163,7 +175,25 @@ class Frontier(Statistic):
         for epsilon in spec.epsilons:
             needed = {rule: _needed(own, epsilon) for rule, own in curves.items()}
             columns |= {at_error(name, epsilon): value for name, value in _fewest(needed).items()}
-        return Result(columns, {"frontier": rows})
+        return Result(
+            columns, tables | {"frontier": rows, "rule_rates": _rates(found, spec.compared)}
+        )
+
+
+def _fisher(found: Numbers) -> dict[str, Any]:
+    """The mean of the windows' metrics, of which the largest directions are stored."""
+    trace = float(found["trace"][:, 0].mean())
+    windows, rows = len(found["trace"]), found["fisher"].double()
+    factor = square_root(rows.mT @ rows / windows)[:, :RANK]
+    return {
+        "width": rows.shape[1],
+        "rank": factor.shape[1],
+        "windows": windows,
+        "trace": trace,
+        "stderr": float(found["trace"][:, 1].norm()) / windows,
+        "share": float(factor.square().sum()) / trace if trace > 0 else 1.0,
+        "factor": factor.mT.flatten().float().tolist(),
+    }
 
 
 def _rows(found: Numbers, rules: tuple[str, ...]) -> pd.DataFrame:
@@ -199,6 +229,25 @@ def _rows(found: Numbers, rules: tuple[str, ...]) -> pd.DataFrame:
             **nats,
         }
     )
+
+
+def _rates(found: Numbers, rules: tuple[str, ...]) -> pd.DataFrame:
+    """b of error ~ keys^-b by rule, over the sizes of FITTED, with its interval over windows; a
+    rule of fewer than three sizes, or without error there, has none.
+    """
+    mse, kept = found["window_mse"].numpy(), found["window_kept"].numpy()
+    inside = (np.array(SHARES) >= FITTED[0]) & (np.array(SHARES) <= FITTED[1])
+    rows = []
+    for i, rule in enumerate(rules):
+        slopes = []
+        for error, keys in zip(mse[:, i], kept[:, i], strict=True):
+            used = inside & (error > 0) & np.append(True, np.diff(keys) > 0)
+            if used.sum() > 2:
+                slopes.append(-np.polyfit(np.log(keys[used]), np.log(error[used]) / 2, 1)[0])
+        if slopes:
+            mean, low, high = mean_interval(slopes)
+            rows.append({"rule": rule, "exponent": mean, "low": low, "high": high})
+    return pd.DataFrame(rows, columns=[column.key for column in RATES[2:]])
 
 
 def _needed(rows: pd.DataFrame, epsilon: float, keys: float = math.inf) -> float:
@@ -470,4 +519,41 @@ FRONTIER = (
     ),
     *with_ends(Column("nats", "float", "predicted KL", LOSS, "log"), "interval over windows"),
     Column("nats_windows", "list", "predicted KL, windows", "The same of every window."),
+)
+RATES = (
+    LAYER,
+    HEAD,
+    FRONTIER[3],
+    Column(
+        "exponent",
+        "float",
+        "exponent",
+        f"b of error ~ keys^-b from {FITTED[0]:.0%} to {FITTED[1]:.0%} of the keys, mean over"
+        " windows.",
+        ends=("low", "high"),
+    ),
+    Column("low", "float", "exponent, low", "Lower end of its interval over windows."),
+    Column("high", "float", "exponent, high", "Upper end of its interval over windows."),
+)
+FISHER = (
+    LAYER,
+    HEAD,
+    Column("width", "int", "width", "Width of the head's output."),
+    Column("rank", "int", "rank", "Directions of the Fisher metric that are stored."),
+    Column("windows", "int", "windows", "Windows that the metric is the mean of."),
+    Column(
+        "trace",
+        "float",
+        "trace F",
+        "Trace of F = E g g', g the gradient of log p of drawn next tokens at the head's output.",
+        "log",
+    ),
+    Column("stderr", "float", "standard error", "Of the trace, over draws of next tokens.", "log"),
+    Column("share", "float", "share stored", "Share of the trace that the stored directions have."),
+    Column(
+        "factor",
+        "list",
+        "factor",
+        "R of F = R'R, rank x width, row by row: nats of an error e are half of |R e|^2.",
+    ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -17,7 +18,7 @@ from esscher.hf.call import AttentionCall
 from esscher.probe.curves import AllKeys, add_keys
 from esscher.probe.session import FEWEST
 from esscher.probe.spec import SMALLEST, ProbeSpec, drawn_ladder
-from esscher.probe.statistic import Head, HeadEnd, HeadView, Numbers, Result, Statistic
+from esscher.probe.statistic import HEAD, LAYER, Head, HeadEnd, HeadView, Numbers, Result, Statistic
 from esscher.runs.columns import Column, with_ends
 from esscher.tails import scores as tails
 from esscher.tails.scores import (
@@ -35,6 +36,7 @@ TAIL = (
     Column("khat_label", "word", "tail", "good, bad or very bad, by k-hat."),
 )
 
+GAPS = 2.0 ** np.arange(-4, 7)  # from the largest score, at which keys are counted
 # deposits without values (all keys: too wide for them), and the largest scores
 Scores = tuple[Deposit | AllKeys, TopScores]
 
@@ -49,6 +51,9 @@ class Tail(Statistic):
 
     def columns(self, spec: ProbeSpec) -> tuple[Column, ...]:
         return (*SPREAD, *TAIL)
+
+    def tables(self, spec: ProbeSpec) -> dict[str, tuple[Column, ...]]:
+        return {"gaps": GAP_COLUMNS}
 
     def init(self, head: HeadView) -> Scores:
         m, keep = len(head.kept), max(FEWEST, tail_length(head.most_keys) + 1)
@@ -78,7 +83,10 @@ class Tail(Statistic):
             gaps = [gaps_from_masses(masses, top.scores[:, :known])]
         else:
             gaps = [gap_counts(row[row > -torch.inf][None]) for row in masses.scores]
-        return found | {"critical": torch.cat([critical_scale(*part) for part in gaps]).cpu()}
+        return found | {
+            "critical": torch.cat([critical_scale(*part) for part in gaps]).cpu(),
+            "within": torch.cat([_within(*part) for part in gaps]).cpu(),
+        }
 
     def finish(self, found: Numbers, end: HeadEnd) -> Result:
         top = found["top"]
@@ -86,9 +94,15 @@ class Tail(Statistic):
         tail = tails.finish(TopScores(top.shape[1], found["count"], top[:, seen]))
         low, high = tail.interval
         row = {"khat": tail.median, "khat_low": low, "khat_high": high, "khat_label": tail.label}
-        return Result(
-            row | _exponent(end) | {"critical_scale": float(np.median(found["critical"]))}, {}
-        )
+        row |= _exponent(end) | {"critical_scale": float(np.median(found["critical"]))}
+        keys = found["within"].log().mean(0).exp().numpy()  # geometric mean over queries
+        return Result(row, {"gaps": pd.DataFrame({"gap": GAPS, "keys": keys})})
+
+
+def _within(gaps: Tensor, counts: Tensor) -> Tensor:
+    """Keys within GAPS of each query's largest score, (m, len GAPS)."""
+    at = torch.from_numpy(GAPS).to(gaps).expand(len(gaps), -1).contiguous()
+    return counts.gather(1, torch.searchsorted(gaps, at, right=True) - 1)
 
 
 class Sinks(Statistic):
@@ -159,4 +173,10 @@ SPREAD = (
         scale="log",
         short="critical",
     ),
+)
+GAP_COLUMNS = (
+    LAYER,
+    HEAD,
+    Column("gap", "float", "gap", "Gap from a query's largest score.", "log"),
+    Column("keys", "float", "keys", "Keys within that gap, geometric mean over queries.", "log"),
 )
