@@ -255,7 +255,6 @@ CASES = [
             ].rms
         ),
     ),
-    Case("asymptotic_from", QKV | N, lambda i: es.asymptotic_from(pool_curve(i), 0.2), 1e-4),
     Case(
         "fit_rate",
         QKV | N,

@@ -19,7 +19,7 @@ calls = {
     "measure": [lambda y: es.limit(head, y), lambda y: head.horizon(y), lambda y: head.coupling(y),
                 lambda y: es.exact_curve(head, y, x, 3), lambda y: es.predictions(head, y),
                 lambda y: es.delta_covariance(head, y, x), lambda y: es.converge(head, y, [3], 2)],
-    "curve": [lambda y: es.fit_rate(y), lambda y: es.tokens_needed(y, 0.1), lambda y: es.asymptotic_from(y)],
+    "curve": [lambda y: es.fit_rate(y), lambda y: es.tokens_needed(y, 0.1)],
     "components": [lambda y: es.Mixture([1.0], y), lambda y: es.Mixture([1.0], [y])],
     "level": [lambda y: es.confidence_region([[1.0]], [[1.0], [2.0]], [[1.0], [2.0]], level=y)],
     "metrics": [lambda y: es.converge(head, law, [3], 2, metrics=y)],

@@ -17,7 +17,6 @@ from .errors import (
     ErrorCurve as ErrorCurve,
     FitError as FitError,
     RateFit as RateFit,
-    asymptotic_from as asymptotic_from,
     confidence_region as confidence_region,
     converge as converge,
     delta_covariance as delta_covariance,

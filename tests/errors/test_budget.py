@@ -1,4 +1,4 @@
-"""Tokens needed and the start of the asymptotic regime."""
+"""Tokens needed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.errors.budget import Sharing, asymptotic_from, tokens_needed
+from esscher.errors.budget import Sharing, tokens_needed
 from esscher.errors.curve import ErrorCurve
 
 
@@ -63,24 +63,6 @@ def test_a_limit_of_size_zero_has_no_relative_error() -> None:
         es.tokens_needed(power_law(0.5, [1, 10], scale=0.0), 0.1)
 
 
-def test_asymptotic_from() -> None:
-    counts = np.unique(np.geomspace(1, 10**4, 60).round()).astype(np.int64)
-    # the delta method is within 10 % once 0.5 / sqrt(n) < 0.0909
-    rms = counts**-0.5 * (1 - 0.5 / np.sqrt(counts))
-    curve = ErrorCurve(n=counts, rms=rms, kind="exact", delta=1.0, scale=1.0)
-    assert asymptotic_from(curve) in (30, 31, 32)
-    law = es.Gaussian(torch.eye(2).double())
-    head, x = es.Head(torch.eye(2).double(), torch.eye(2).double()), torch.ones(1, 2).double()
-    exact = es.exact_curve(head, law, x, np.unique(np.geomspace(1, 10**9, 200).round()))
-    start = asymptotic_from(exact)
-    at = es.exact_curve(head, law, x, [start])
-    assert math.sqrt(exact.delta / start) / at.rms[0] == pytest.approx(1.1, rel=0.01)  # type: ignore[operator]
-    with pytest.raises(ValueError, match="still off by a factor"):
-        asymptotic_from(es.exact_curve(head.scaled(4.0), law, x, [10, 100]))
-    with pytest.raises(ValueError, match="no finite constant"):
-        asymptotic_from(ErrorCurve(n=counts, rms=rms, kind="montecarlo"))
-
-
 def test_frame_is_tidy() -> None:
     frame = power_law(0.5, [1, 100]).to_frame()
     assert list(frame.columns) == ["metric", "kind", "n", "rms", "relative", "stderr", "q95"]
@@ -101,31 +83,22 @@ def test_the_order_of_n_and_an_n_given_twice_change_nothing() -> None:
     n, rms = [1, 4, 16, 64], [1.0, 0.5, 0.25, 0.125]
     shuffled = curve_of([64, 4, 1, 16, 4], [0.125, 0.5, 1.0, 0.25, 0.5])
     for given in (curve_of(n, rms), shuffled):
-        assert (tokens_needed(given, 0.5), tokens_needed(given, 0.3), asymptotic_from(given)) == (
-            4,
-            12,
-            1,
-        )
+        assert (tokens_needed(given, 0.5), tokens_needed(given, 0.3)) == (4, 12)
 
 
 def test_errors_of_zero_flat_and_single_points() -> None:
     """No logarithm of 0 anywhere: warnings are errors here."""
     nothing = curve_of([1, 10, 100], [0.0, 0.0, 0.0], delta=0.0, scale=0.0)
     assert nothing.relative.tolist() == [0.0, 0.0, 0.0]
-    assert (tokens_needed(nothing, 0.1), asymptotic_from(nothing)) == (1, 1)
+    assert tokens_needed(nothing, 0.1) == 1
     assert curve_of([1, 2], [0.5, 0.0], scale=0.0).relative.tolist() == [np.inf, 0.0]
-    assert (
-        tokens_needed(curve_of([7], [0.2]), 0.2),
-        asymptotic_from(curve_of([7], [7**-0.5])),
-    ) == (7, 7)
+    assert tokens_needed(curve_of([7], [0.2]), 0.2) == 7
     assert tokens_needed(curve_of([1, 10, 100], [0.3] * 3, slope=np.zeros(3)), 0.3) == 1
     for flat in (curve_of([7], [0.2]), curve_of([1, 7], [0.2, 0.2])):
         with pytest.raises(ValueError, match="not reached"):
             tokens_needed(flat, 0.1)
     ends = curve_of([1, 10, 100, 200], [0.6, 0.3, 0.0, 0.0])
     assert 10 < tokens_needed(ends, 0.1) < tokens_needed(ends, 1e-6) == 100
-    with pytest.raises(ValueError, match="off by a factor inf at the largest n = 200"):
-        asymptotic_from(ends)
     assert (
         tokens_needed(curve_of([1, 2**53], [1.0, 2**-26.5], slope=np.full(2, -0.5)), 2**-26.5)
         <= 2**53
@@ -134,7 +107,7 @@ def test_errors_of_zero_flat_and_single_points() -> None:
 
 @pytest.mark.parametrize("bad", [[0.5, float("nan")], [float("inf"), 0.5], [0.5, -0.1]])
 def test_errors_that_are_no_curve_are_refused(bad: list[float]) -> None:
-    for ask in (lambda c: tokens_needed(c, 0.1), asymptotic_from, lambda c: Sharing([c])):
+    for ask in (lambda c: tokens_needed(c, 0.1), lambda c: Sharing([c])):
         with pytest.raises(ValueError, match="expected finite errors of at least 0"):
             ask(curve_of([1, 10], bad))
 

@@ -15,7 +15,6 @@ COVERS = (
     "ErrorCurve",
     "FitError",
     "RateFit",
-    "asymptotic_from",
     "fit_rate",
     "tokens_needed",
 )
@@ -46,8 +45,8 @@ def power_curve(draw: Draw, n: np.ndarray, **more: Any) -> tuple[Any, float, flo
 
 
 def one(draw: Draw) -> None:
-    kinds = [_fit, _noisy, _needed, _asymptotic]
-    kinds[draw.pick(range(4), p=[0.3, 0.2, 0.3, 0.2])](draw)
+    kinds = [_fit, _noisy, _needed]
+    kinds[draw.pick(range(3), p=[0.4, 0.2, 0.4])](draw)
 
 
 def _fit(draw: Draw) -> None:
@@ -145,28 +144,3 @@ def _needed(draw: Draw) -> None:
         return
     wanted = np.exp((np.log(constant) - np.log(epsilon) - np.log(scale)) / exponent)
     draw.agree("tokens needed", got, wanted, 1 + 1e-8 * wanted * (1 + 1 / exponent))
-
-
-def _asymptotic(draw: Draw) -> None:
-    """rms = sqrt(delta / n) exp(a / n): the delta method is off by exp(a / n), within the tolerance
-    from n = a / log1p on.
-    """
-    n = _ladder(draw, 1)
-    delta, a = draw.size(odds=0.05), float(draw.rng.uniform(-20, 20))
-    tolerance = float(draw.rng.uniform(0.01, 0.5))
-    rms = np.sqrt(delta / n) * np.exp(a / n)
-    if not 1e-250 < rms.min() <= rms.max() < 1e250:
-        draw.extreme = "errors of extreme size"
-    inside = np.abs(a / n) <= np.log1p(tolerance)
-    if not inside[-1]:
-        draw.extreme = "not reached"
-    curve = draw.public("ErrorCurve", n=n, rms=rms, kind="exact", scale=1.0, delta=delta)
-    given = draw.spoil(
-        {"curve": curve, "tolerance": tolerance}, {"curve": "curve", "tolerance": "positive"}
-    )
-    got = draw.public("asymptotic_from", **given)
-    if draw.junk:
-        return
-    last = int(np.flatnonzero(~inside)[-1]) if not inside.all() else -1
-    low, high = (n[0], n[0]) if last < 0 else (n[last], n[last + 1])
-    draw.agree("asymptotic from", got, np.float64(low + high) / 2, (high - low) / 2 + 1)

@@ -133,17 +133,15 @@ def _fields(found: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any
 
 
 def _derived(head: Head, measure: Measure, curve: ErrorCurve, epsilon: float) -> dict[str, Any]:
-    """Tokens needed, the start of the asymptotic regime, and the critical scale at each n of a
-    query of root mean square norm where the head stretches most; None with the reason where a law
-    or a curve has none.
+    """Tokens needed, and the critical scale at each n of a query of root mean square norm where
+    the head stretches most; None with the reason where a law or a curve has none.
     """
-    from esscher.errors.budget import asymptotic_from, tokens_needed
+    from esscher.errors.budget import tokens_needed
     from esscher.theory.prediction import Setting
     from esscher.theory.sharp import critical_scale
 
     finders: dict[str, Callable[[], Any]] = {
         "tokens_needed": lambda: tokens_needed(curve, epsilon),
-        "asymptotic_from": lambda: asymptotic_from(curve),
         "critical_scale": lambda: critical_scale(
             head, measure, Setting(head, measure).query, curve.n.tolist()
         ),
@@ -196,13 +194,12 @@ def _show(
         f"error {number(curve.rms[-1])} at n = {int(curve.n[-1]):,} ({share} of the"
         f" limit){doubts}{falls}"
     ]
-    for name, words, reason in (
-        ("tokens_needed", "tokens needed for a relative error of {epsilon:g}: {}", "tokens needed"),
-        ("asymptotic_from", "delta method: within 10 % from n = {}", "delta method"),
-    ):
-        value = derived[name]
-        why = f"{reason}: {derived.get(f'{name}_reason')}"
-        said.append(why if value is None else words.format(value, **derived))
+    needed = derived["tokens_needed"]
+    said.append(
+        f"tokens needed: {derived['tokens_needed_reason']}"
+        if needed is None
+        else f"tokens needed for a relative error of {derived['epsilon']:g}: {needed}"
+    )
     scale = derived["critical_scale"]
     if scale is not None:
         said.append(

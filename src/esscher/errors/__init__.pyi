@@ -1,4 +1,4 @@
-from .budget import asymptotic_from as asymptotic_from, tokens_needed as tokens_needed
+from .budget import tokens_needed as tokens_needed
 from .curve import ErrorCurve as ErrorCurve
 from .exact import delta_covariance as delta_covariance
 from .exact import exact_curve as exact_curve

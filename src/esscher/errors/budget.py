@@ -1,6 +1,4 @@
-"""From a curve to token numbers: how many are needed, where the delta method is right, and the
-best split between heads.
-"""
+"""From a curve to token numbers: how many are needed, and the best split between heads."""
 
 from __future__ import annotations
 
@@ -44,40 +42,6 @@ def tokens_needed(curve: ErrorCurve, epsilon: Any) -> int:
             f" {curve.relative[-1]:.4g} at the largest n = {int(curve.n[-1])}; give larger n"
         )
     return first
-
-
-def asymptotic_from(curve: ErrorCurve, tolerance: float = 0.1) -> int:
-    """Smallest n from which on the delta method's rms sqrt(tr C / n) stays within ``tolerance`` of
-    the exact one.
-
-    Where both are 0 they agree. Between two n of the curve the logarithm of their ratio is
-    interpolated.
-    """
-    tolerance = as_positive(tolerance, "tolerance")
-    curve = as_kind(curve, ErrorCurve, "curve").ascending()
-    if curve.delta is None or not math.isfinite(curve.delta):
-        raise ValueError(
-            "curve: the delta method has no finite constant here, so it is never right"
-        )
-    asymptotic = np.sqrt(max(curve.delta, 0.0) / curve.n)
-    # an error of 0 is infinitely far from any other
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.where(asymptotic == curve.rms, 1.0, asymptotic / curve.rms)
-        apart = np.abs(np.log(ratio)) - math.log1p(tolerance)
-    outside = np.flatnonzero(apart > 0)
-    if outside.size == 0:
-        return int(curve.n[0])
-    start = int(outside[-1])
-    if start == curve.n.size - 1:
-        raise ValueError(
-            f"curve: the delta method is still off by a factor {ratio[-1]:.4g} at the largest n ="
-            f" {int(curve.n[-1])}; give larger n"
-        )
-    if not math.isfinite(apart[start]):
-        return int(curve.n[start + 1])
-    share = apart[start] / (apart[start] - apart[start + 1])
-    log_n = np.log(curve.n[start : start + 2].astype(float))
-    return math.ceil(math.exp(float(log_n[0] + share * (log_n[1] - log_n[0]))) - 1e-9)
 
 
 def log_rms(curve: ErrorCurve) -> Callable[[Any], Floats]:
