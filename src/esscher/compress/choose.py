@@ -115,19 +115,10 @@ def choose(
     """The keys that a rule keeps of a prompt, a share of the whole cache."""
     if split == UNIFORM:
         return _uniform(prompt, rule, dict.fromkeys(prompt.contexts, share), generator)
-    scores, sure = prompt.scores(rule), surely_kept(prompt, rule)
+    scores, sure = prompt.scores(rule), prompt.sure(rule)
     if split == EXACT:
         return Choice(_by_exact_error(prompt, scores, sure, share))
     return Choice(SPLIT[split](scores, sure, share))
-
-
-def surely_kept(prompt: Prompt, rule: Rule) -> dict[int, Tensor]:
-    """Keys that are kept whatever their score, by layer (kv_heads, P)."""
-    found = {}
-    for place, context in prompt.contexts.items():
-        last = int(context.positions.argmax())
-        found[place] = rule.held(context)[last]
-    return by_layer(found)
 
 
 def inclusion(prompt: Prompt, rule: Rule, place: Place, share: float) -> Inclusion:
@@ -136,7 +127,7 @@ def inclusion(prompt: Prompt, rule: Rule, place: Place, share: float) -> Inclusi
     n = min(held, max(rule.least(context), 1, round(share * held)))
     text = rule.free.text() if rule.free is not None else ""
     if (text, place) in prompt.replayed:
-        scores, sure = prompt.replayed[text, place].double()[None], surely_kept(prompt, rule)
+        scores, sure = prompt.replayed[text, place].double()[None], prompt.sure(rule)
         scores = scores.masked_fill(~prompt.held_by(place), -torch.inf)
         kept = _first(scores, sure[place[0]][place[1]][None], torch.tensor([n]))
         return Inclusion(kept.double())

@@ -85,6 +85,7 @@ class Prompt:
         self.references: dict[str, list[AttentionCall]] = {"last": [], "replay": []}
         self.spared = {"last": min(self.settings.observe, ids.shape[1] // 2), "replay": 0}
         self._sink = sink
+        self._sure: dict[Rule, dict[int, Tensor]] = {}
         self._shared: dict[int, int] = {}  # by layer: heads that read one key-value head
         generator = torch.Generator().manual_seed(self.settings.seed)
         self.metric: FisherMetric | None = None
@@ -307,6 +308,16 @@ class Prompt:
                     order = order[int(context.positions.argmax())]
             found[place] = order.double().masked_fill(~self.held_by(place), -torch.inf)
         return by_layer(found)
+
+    def sure(self, rule: Rule) -> dict[int, Tensor]:
+        """Keys that a rule keeps whatever their score, by layer (kv_heads, P)."""
+        if rule not in self._sure:
+            found = {}
+            for place, context in self.contexts.items():
+                last = int(context.positions.argmax())
+                found[place] = rule.held(context)[last]
+            self._sure[rule] = by_layer(found)
+        return self._sure[rule]
 
 
 def _batches(pieces: Sequence[Tensor]) -> Iterator[Tensor]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from esscher.attention.head import horizon_of_covariances
-from esscher.compress.choose import Choice, surely_kept
+from esscher.compress.choose import Choice
 from esscher.compress.metrics import Outcome
 from esscher.compress.price import head_errors, nats, smallest_share, with_cross_terms
 from esscher.compress.prompt import Prompt, Settings
@@ -86,7 +86,7 @@ class Text:
         source = self.source
         for text, rule in source.rules.items():
             by_chance = any(isinstance(part, Chance) for part in rule.parts)
-            sure = sum(int(rows.sum()) for rows in surely_kept(self.prompt, rule).values())
+            sure = sum(int(rows.sum()) for rows in self.prompt.sure(rule).values())
             for split in source.splits(rule):
                 for share in source.spec.shares or (float("nan"),):
                     if share * self.keys * len(self.prompt.contexts) <= sure and share < 1:
