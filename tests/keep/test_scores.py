@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -114,3 +116,16 @@ def test_known_names(name: str, text: str) -> None:
 def test_where_a_rule_runs() -> None:
     found = {text: keep.parse(text).where for text in ("snapkv", "random:reweight", "topk")}
     assert list(found.values()) == ["any cache", "needs weights", "needs all keys"]
+
+
+def test_a_context_goes_with_its_last_user() -> None:
+    """Its tensors do not wait for the garbage collector: thousands are made for one prompt."""
+    gc.disable()
+    try:
+        rows = context(1.0)
+        removal_cost(rows, removal_sums(rows))
+        known = weakref.ref(rows), weakref.ref(rows.whole)
+        del rows
+        assert [one() for one in known] == [None, None]
+    finally:
+        gc.enable()

@@ -125,15 +125,18 @@ class Context:
             )
         return scores.masked_fill(~self.visible, -torch.inf)
 
-    @cached_property
+    @property
     def whole(self) -> Context:
         """For sums over all that is in the softmax: keys outside a restricted context, and the sink
         logit as one more key, the last; the context itself where there are none.
         """
         if self.base is not None:
             return self.base.whole
-        if self.sink is None:
-            return self
+        return self if self.sink is None else self._with_sink
+
+    @cached_property
+    def _with_sink(self) -> Context:
+        assert self.sink is not None
         logits = torch.cat([self.scores, self.sink.double()[:, None]], 1)
         mask = pad(self.visible, (0, 1), value=True)
         return replace(
