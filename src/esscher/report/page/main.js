@@ -46,7 +46,7 @@ function atlasParts(atlas) {
 function chartParts(view) {
   const pictures = (id, title, charts) => (charts.length ? section(id, title, el("div", { class: "twocol even" }, charts.map(mountChart))) : null);
   const kept = keptOf(view), first = kept ? 2 : view.charts.length; // the text stands below the first pictures
-  const tables = view.tables.map((table, i) => section(`table${i || ""}`, `Table: ${table.name}`,
+  const tables = view.tables.map((table, i) => section(`table${i || ""}`, `Stored table “${table.name}”`,
     dataTable({ columns: table.columns, rows: table.rows, total: table.count, file: fileName("csv", view.name, table.name), link: null })));
   return [pictures("charts", "Pictures", view.charts.slice(0, first)), kept, pictures("more", "More pictures", view.charts.slice(first)), ...tables];
 }

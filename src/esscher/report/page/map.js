@@ -29,6 +29,7 @@ function headMap(atlas, key = null) {
     for (const [name, value] of Object.entries({ width, viewBox: `0 0 ${width} ${height}` })) picture.setAttribute(name, value);
     picture.classList.toggle("bare", size < LEGIBLE);
     picture.classList.toggle("tight", size < 32);
+    picture.classList.toggle("wordless", size < 42); // a word is whole or not there; the key has the colours
     const step = Math.max(1, Math.ceil(18 / size));
     names.forEach((name, i) => { name.setAttribute("x", left + (i + 0.5) * size); name.toggleAttribute("hidden", i % step > 0); });
     for (const { rect, text, column } of cells) {
@@ -55,8 +56,8 @@ function headMap(atlas, key = null) {
       const beyond = atlas.ok(i) && isNeed(metric.key) && value === null;
       rect.setAttribute("fill", color ? color.css : beyond ? "var(--beyond)" : `url(#${hatch})`);
       if (!text) return;
-      text.textContent = color ? (words ? value.slice(0, 4) : brief(value)) : beyond ? "never" : atlas.ok(i) ? "–" : "×";
-      text.setAttribute("class", `celltext${color ? (color.dark ? " light" : " dark") : beyond ? " dark" : ""}`);
+      text.textContent = color ? (words ? value : brief(value)) : beyond ? "never" : atlas.ok(i) ? "–" : "×";
+      text.setAttribute("class", `celltext${words ? " word" : ""}${color ? (color.dark ? " light" : " dark") : beyond ? " dark" : ""}`);
     });
     legend.replaceChildren(...mapKey(atlas, metric, scale, hatch));
     figure.dataset.title = atlas.label(shown());
