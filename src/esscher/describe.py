@@ -16,12 +16,11 @@ import torch
 from torch import nn
 
 from esscher.corpus.windows import Windows
-from esscher.hf.call import AttentionCall
-from esscher.hf.capture import example_inputs, expected_layers, forward, refusal
+from esscher.hf.capture import example_inputs, forward, refusal
 from esscher.hf.checkpoint import read_config, resolve, stored_as, weight_files
 from esscher.hf.gguf import skeleton
 from esscher.hf.gradients import DRAWS
-from esscher.hf.loading import Loaded, outline_model, positions, task_of
+from esscher.hf.loading import Loaded, encoder_of, outline_model, positions, task_of
 from esscher.probe.job import check_asked
 from esscher.probe.session import Session, session_on, window_length
 from esscher.probe.spec import KEYS, ProbeSpec
@@ -140,24 +139,12 @@ def describe(
     """
     source = resolve(model)
     config = read_config(source, revision)
-    built = skeleton(config, source.shown)
-    if getattr(config, "is_encoder_decoder", False):
-        built = built.get_encoder()
-    seen: list[AttentionCall] = []
-    reason = refusal(built) or _run(built, seen)
-    shape: dict[str, int | None] = dict.fromkeys(("heads", "kv_heads", "width", "hidden_size"))
-    if seen:
-        first, hidden = seen[0], seen[0].hidden
-        shape = {"heads": first.heads, "kv_heads": first.kv_heads, "width": first.query.shape[-1]}
-        shape["hidden_size"] = None if hidden is None else hidden.shape[-1]
+    with_head = asked.pool != "corpus"
+    loaded = outline_model(model, revision=revision, with_head=with_head, weights=False)
+    built = encoder_of(skeleton(config, source.shown)) if loaded is None else loaded.model
+    reason = _refused(built) if loaded is None else None
+    names = ("layers", "heads", "kv_heads", "width", "hidden_size", "causal")
     files = weight_files(source, None) if Path(source.where).exists() else []
-    costs = None
-    if cost and reason is None:
-        loaded = outline_model(
-            model, revision=revision, with_head=asked.pool != "corpus", weights=False
-        )
-        if loaded is not None:
-            costs = estimate_cost(loaded, asked, source.file is not None)
     return ModelDescription(
         name=source.shown,
         family=str(config.model_type),
@@ -166,32 +153,24 @@ def describe(
         supported=reason is None,
         reason=reason,
         parameters=sum(parameter.numel() for parameter in built.parameters()),
-        layers=expected_layers(built) if reason is None else None,
-        **shape,
-        max_positions=positions(built),
-        causal=all(call.causal or call.mask is not None for call in seen) if seen else None,
-        cost=costs,
+        **{name: getattr(loaded, name, None) for name in names},
+        max_positions=positions(built) if loaded is None else loaded.max_positions,
+        cost=estimate_cost(loaded, asked, source.file is not None) if loaded and cost else None,
     )
 
 
-def _run(model: Any, seen: list[AttentionCall]) -> str | None:
-    """Run the model on shapes, keeping what its layers were given; the reason if nothing came."""
-    inputs = example_inputs(model)
-    mask = {"attention_mask": torch.ones_like(inputs["input_ids"])} if "input_ids" in inputs else {}
-    for more in ({}, mask):  # without a mask some models look for packed sequences
-        seen.clear()
-        try:
-            forward(model, {**inputs, **more}, seen.append, hidden=True)
-        except ValueError as cause:
-            return str(cause)
-        except (RuntimeError, NotImplementedError):
-            pass  # a step that needs numbers: experts are chosen by value
-        if seen:
-            return None
-    return (
-        f"{type(model).__name__}: its attention was not reached without weights; esscher probe will"
-        " tell"
-    )
+def _refused(model: Any) -> str:
+    """Why a model, which has no weights, shows no attention."""
+    if (reason := refusal(model)) is not None:
+        return reason
+    try:
+        forward(model, example_inputs(model), lambda call: None)
+    except ValueError as cause:
+        return str(cause)
+    except (RuntimeError, NotImplementedError):
+        pass  # a step that needs numbers
+    told = "its attention was not reached without weights; esscher probe will tell"
+    return f"{type(model).__name__}: {told}"
 
 
 def estimate_cost(loaded: Loaded, asked: ProbeSpec = DEFAULT, packed: bool = False) -> Cost:

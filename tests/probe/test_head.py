@@ -21,7 +21,7 @@ from esscher.probe.measure import (
 )
 from esscher.probe.session import spread
 from esscher.probe.spec import ProbeSpec
-from esscher.probe.statistic import LayerMoments, Rows
+from esscher.probe.statistic import LayerMoments
 from esscher.probe.statistics import STATISTICS
 from esscher.tails.scores import finish as finish_tail
 from tests.errors.pools import by_subsets
@@ -61,8 +61,8 @@ def merged(a: HeadState, b: HeadState) -> HeadState:
 
 def stored(state: HeadState) -> HeadState:
     """To bytes and back."""
-    few, at = torch.zeros(1, 2, 3), torch.arange(2)
-    moments = LayerMoments.of(Rows(few, few, few, None, at, at))
+    few = torch.zeros(1, 2, 3)
+    moments = LayerMoments.of(few, few, None)
     data = pack(LayerState(INFO, moments, None, {0: state}))
     found = unpack(data, STATISTICS).heads[0]
     assert isinstance(found, HeadState)

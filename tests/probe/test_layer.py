@@ -19,7 +19,7 @@ from esscher.probe.measure import LayerState, join, layer_tables, pack, unpack
 from esscher.probe.pools import capture_queries, corpus_layer
 from esscher.probe.session import Session, open_session
 from esscher.probe.spec import ProbeSpec
-from esscher.probe.statistic import LayerInfo, LayerMoments, Rows
+from esscher.probe.statistic import LayerInfo, LayerMoments
 from esscher.probe.statistics import STATISTICS
 from tests.models.probe_runs import captured_layers, few_texts, tiny_model
 from tests.models.tiny import inputs_of, model_of
@@ -178,9 +178,8 @@ def test_cross_moments_survive_a_large_offset() -> None:
         for heads in (6, 2)
     )
     q[:, :, 0] += k[:, :, 1].repeat_interleave(3, 0)
-    at = torch.arange(300)
     states = [
-        LayerMoments.of(Rows(q[:, part], k[:, part], k[:, part], None, at[part], 0 * at[part]))
+        LayerMoments.of(q[:, part], k[:, part], None)
         for part in (slice(0, 0), slice(0, 90), slice(90, 300))
     ]
     whole = states[0].merge(states[1]).merge(states[2])

@@ -18,7 +18,7 @@ from esscher.errors.more_text import BEYOND, PIECES
 from esscher.probe.curves import AllKeys, headline, headline_numbers
 from esscher.probe.session import Queries, Session, spread
 from esscher.probe.spec import ProbeSpec, drawn_ladder
-from esscher.probe.statistic import HeadEnd, HeadView, LayerMoments, Result, Rows
+from esscher.probe.statistic import HeadEnd, HeadView, LayerMoments, Result
 from esscher.probe.statistics.errors import Draws
 from esscher.probe.statistics.more_text import MoreText, Pieces
 from tests.models.probe_runs import few_texts, save_tiny
@@ -50,8 +50,8 @@ def found_of(whole: HeadView, state: Pieces | None = None) -> Result:
     draws = Draws().measure(whole)
     found = statistic.measure(whole) if state is None else statistic.reduce(state, whole)
     queries = Queries(rows, 0 * rows, 0 * rows, rows * PIECES // QUERIES)
-    few, at = torch.zeros(1, 2, WIDTH), torch.arange(2)
-    moments = LayerMoments.of(Rows(few, few, few, None, at, at))
+    few = torch.zeros(1, 2, WIDTH)
+    moments = LayerMoments.of(few, few, None)
     row = {"n_keys": KEYS, "effective_tokens": float(1 / (1 / draws["effective"]).mean())}
     end = HeadEnd(
         *(SPEC, INFO, 0, KEYS, KEYS, {}),

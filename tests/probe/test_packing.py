@@ -11,7 +11,7 @@ import torch
 from esscher.errors import grid as deposit
 from esscher.errors.grid import Deposit, Grid
 from esscher.probe.measure import HeadState, LayerState, pack, unpack
-from esscher.probe.statistic import LayerInfo, LayerMoments, Rows, Statistic
+from esscher.probe.statistic import LayerInfo, LayerMoments, Statistic
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,10 @@ class Leaves(Statistic):
 
 def layer(state: Any) -> LayerState:
     few = torch.randn(1, 9, 4)
-    rows = Rows(few, few, few, None, torch.arange(9), torch.zeros(9))
     numbers = torch.arange(3)
     head = HeadState({"leaves": state}, {}, numbers, numbers[:0], numbers)
     info = LayerInfo(3, 2, 1, 0.5, None, "é")
-    return LayerState(info, LayerMoments.of(rows), None, {0: head, 1: "why"})
+    return LayerState(info, LayerMoments.of(few, few, None), None, {0: head, 1: "why"})
 
 
 def test_everything_comes_back() -> None:

@@ -11,27 +11,27 @@ from torch import Tensor
 
 from esscher.probe import measure
 from esscher.probe.measure import LAYERS, LayerState, pack, unpack
-from esscher.probe.statistic import LayerInfo, LayerMoments, Rows
+from esscher.probe.statistic import LayerInfo, LayerMoments
 from esscher.tails import extremes
 
 D, WINDOW, WINDOWS = 96, 256, 32
 INFO = LayerInfo(0, 1, 1, 1.0, None, "")
 
 
-def hidden() -> tuple[Tensor, Tensor]:
+def hidden() -> Tensor:
     """Text of bounded coordinates in windows; the first token of each has one coordinate like those
     of trained models.
     """
     generator = torch.Generator().manual_seed(21)
     tokens = torch.rand(WINDOWS, WINDOW, D, generator=generator)
     tokens[:, 0, 7] = 20.0 * torch.exp(0.7 * torch.randn(WINDOWS, generator=generator))
-    return tokens.flatten(0, 1), torch.arange(WINDOW).repeat(WINDOWS)
+    return tokens.flatten(0, 1)
 
 
-def rows(part: slice = slice(None), known: bool = True) -> Rows:
-    tokens, positions = hidden()
+def moments(part: slice = slice(None), known: bool = True) -> LayerMoments:
+    tokens = hidden()
     few, whole = tokens[None, part, :4], tokens[part] if known else None
-    return Rows(few, few, few, whole, positions[part], 0 * positions[part])
+    return LayerMoments.of(few, few, whole)
 
 
 def layer_row(found: LayerMoments) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def layer_row(found: LayerMoments) -> dict[str, Any]:
 
 
 def test_first_tokens_make_a_tail() -> None:
-    row = layer_row(LayerMoments.of(rows()))
+    row = layer_row(moments())
     assert row["coordinate_tail"] == "Pareto"
     assert row["verdict"] == "heavier"
     assert list(row) == [column.key for column in LAYERS]
@@ -49,10 +49,9 @@ def test_first_tokens_make_a_tail() -> None:
 
 
 def test_parts_merge_and_are_stored() -> None:
-    whole = LayerMoments.of(rows())
+    whole = moments()
     first, *others = (
-        LayerMoments.of(rows(slice(*part)))
-        for part in ((0, 0), (3000, None), (0, 1000), (1000, 3000))
+        moments(slice(*part)) for part in ((0, 0), (3000, None), (0, 1000), (1000, 3000))
     )
     for other in others:
         first = first.merge(unpack(pack(LayerState(INFO, other, None, {})), []).moments)
@@ -63,13 +62,13 @@ def test_parts_merge_and_are_stored() -> None:
 
 
 def test_text_alone_is_not_heavier() -> None:
-    row = layer_row(LayerMoments.of(rows(slice(1, WINDOW))))
+    row = layer_row(moments(slice(1, WINDOW)))
     assert {row["norm_tail"], row["coordinate_tail"]} <= {"sub-Gaussian", "undecided", "unknown"}
     assert row["verdict"] != "heavier"
 
 
 def test_a_layer_whose_input_is_not_known() -> None:
-    row = layer_row(LayerMoments.of(rows(known=False)))
+    row = layer_row(moments(known=False))
     assert row["norm_tail"] == row["verdict"] == "unknown"
     assert row["reason"] == ""
     assert math.isnan(row["norm_shape"])

@@ -135,7 +135,7 @@ def load_model(
             f" again: {known.install}"
         )
     model = _weights(source, config, revision, DTYPES[dtype], _reader(source, config, with_head))
-    model = _encoder(model).eval().to(place)
+    model = encoder_of(model).eval().to(place)
     tokenizer, reason = _tokenizer(source, revision)
     return _look(
         model,
@@ -165,7 +165,8 @@ def outline_model(
     False.
     """
     source, _, config = _source(name, revision, dtype, device, weights=weights)
-    model = _encoder(skeleton(config, source.shown, _reader(source, config, with_head)))
+    model = encoder_of(skeleton(config, source.shown, _reader(source, config, with_head)))
+    model.set_experts_implementation("batched_mm")  # others choose experts by their numbers
     tokenizer, reason = _tokenizer(source, revision)
     known = {"name": source.shown, "revision": revision, "tokenizer_error": reason}
     for masked in (False, True):  # without a mask some models look for packed sequences
@@ -180,7 +181,7 @@ def wrap_model(model: Any, tokenizer: Any = None, *, name: str | None = None) ->
     """A model object the caller already has; its weights are hashed and checked, it is not moved or
     changed.
     """
-    model = _encoder(model)
+    model = encoder_of(model)
     reason = refusal(model)
     if reason is not None:
         raise ValueError(f"model: {reason}")
@@ -195,7 +196,7 @@ def wrap_model(model: Any, tokenizer: Any = None, *, name: str | None = None) ->
     )
 
 
-def _encoder(model: Any) -> Any:
+def encoder_of(model: Any) -> Any:
     """The encoder of an encoder-decoder; any other model itself."""
     paired = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
     return model.get_encoder() if paired and hasattr(model, "get_encoder") else model

@@ -33,7 +33,6 @@ from esscher.probe.statistic import (
     LayerInfo,
     LayerMoments,
     Numbers,
-    Rows,
     Statistic,
     token_tensors,
 )
@@ -96,7 +95,7 @@ def window_layers(session: Session, window: int, take: Callable[[LayerState], ob
     def sink(captured: AttentionCall, batch: Indices) -> None:
         layer = captured.layer
         passing = WindowLayer(session, captured, window, before)
-        moments = LayerMoments.of(pooled_rows(session, captured, batch))
+        moments, _ = pooled_tokens(session, captured, batch)
         take(LayerState(passing.info, moments, grams.get(layer), passing.head_states()))
         advance((session.layers.index(layer) + 1) / len(session.layers), finding(captured))
 
@@ -232,13 +231,15 @@ class HeldLayer:
     pieces: Tensor
 
 
-def pooled_rows(session: Session, captured: AttentionCall, batch: Indices) -> Rows:
-    """The pooled tokens of a batch of windows."""
+def pooled_tokens(
+    session: Session, captured: AttentionCall, batch: Indices
+) -> tuple[LayerMoments, tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Of the pooled tokens of a batch of windows: moments; and keys, values, positions, pieces."""
     masks = (session.pooled, session.pieces)
     pooled, pieces = (torch.from_numpy(mask[batch]).to(captured.query.device) for mask in masks)
     hidden = None if captured.hidden is None else at_least_single(captured.hidden)[pooled]
-    positions = pooled.nonzero()[:, 1]
-    return Rows(*token_tensors(captured, pooled), hidden, positions, pieces[pooled])
+    q, k, v = token_tensors(captured, pooled)
+    return LayerMoments.of(q, k, hidden), (k, v, pooled.nonzero()[:, 1], pieces[pooled])
 
 
 def capture_queries(session: Session, layers: Sequence[int]) -> dict[int, LayerQueries]:
@@ -272,10 +273,9 @@ def hold(session: Session, layers: tuple[int, ...], part: int) -> dict[int, Held
     blocks: dict[int, list[tuple[Tensor, ...]]] = {layer: [] for layer in layers}
 
     def sink(captured: AttentionCall, batch: Indices) -> None:
-        layer, rows = captured.layer, pooled_rows(session, captured, batch)
-        own = LayerMoments.of(rows)
+        layer, (own, tokens) = captured.layer, pooled_tokens(session, captured, batch)
         moments[layer] = moments[layer].merge(own) if layer in moments else own
-        blocks[layer].append((rows.k, rows.v, rows.positions, rows.pieces))
+        blocks[layer].append(tokens)
 
     session.run(session.parts[part], layers, sink)
     queries = session.once(capture_queries, layers)

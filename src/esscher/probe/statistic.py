@@ -98,20 +98,6 @@ def token_tensors(captured: AttentionCall, chosen: Tensor) -> tuple[Tensor, Tens
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Pooled tokens of a block: q (H, B, k), k and v (H_kv, B, .), hidden (B, d) or None, positions
-    in their windows (B,), and the piece of the pool (B,).
-    """
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    hidden: Tensor | None
-    positions: Tensor
-    pieces: Tensor
-
-
-@dataclass(frozen=True)
 class TokenMoments:
     """Mean m and scatter S = sum (y - m)(y - m)^T of n tokens y, float64; ``batch`` axes (heads)
     are separate sets of one common number.
@@ -166,13 +152,14 @@ class LayerMoments:
     pair: TokenMoments
 
     @classmethod
-    def of(cls, rows: Rows) -> LayerMoments:
-        keys = rows.k.repeat_interleave(len(rows.q) // len(rows.k), dim=0)
-        pair = TokenMoments.of(torch.cat([rows.q, keys], dim=2))
-        if rows.hidden is None:
+    def of(cls, q: Tensor, k: Tensor, hidden: Tensor | None) -> LayerMoments:
+        """Of a block of tokens: q (H, B, k), k (H_kv, B, k), and what entered the layer (B, d)."""
+        keys = k.repeat_interleave(len(q) // len(k), dim=0)
+        pair = TokenMoments.of(torch.cat([q, keys], dim=2))
+        if hidden is None:
             return cls(None, None, pair)
-        none = extremes.init(rows.hidden.shape[-1], dtype=rows.hidden.dtype)
-        return cls(TokenMoments.of(rows.hidden), extremes.update(none, rows.hidden), pair)
+        none = extremes.init(hidden.shape[-1], dtype=hidden.dtype)
+        return cls(TokenMoments.of(hidden), extremes.update(none, hidden), pair)
 
     def merge(self, other: LayerMoments) -> LayerMoments:
         """Over the tokens of both."""
