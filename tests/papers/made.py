@@ -12,7 +12,6 @@ import pandas as pd
 from esscher.papers.claim import Tables
 from esscher.papers.claims_heads import MIXED, MOMENTS, OUTPUT, SHARED, WINDOW
 from esscher.papers.claims_icl import COVARIANCES, MODELS, NOISE
-from esscher.papers.claims_laws import ENUMERATED, GROUPS
 from esscher.theory.bohbot import hardmax_mean_abs_asymptotic
 from esscher.theory.sharp import l2_exponent_rms
 
@@ -110,14 +109,6 @@ def made_draws(case: tuple[float, float], seed: int) -> Tables:
     return {"draws": {"evidence": rows.assign(coordinate=error[:, 0])}}
 
 
-def made_sizes(factor: float, seed: int) -> Tables:
-    rng = np.random.default_rng(seed)
-    drawn = grid(law="made", n=(1, 30), group=range(GROUPS), exact=1.0)
-    drawn["squared"] = factor * rng.normal(1, 0.03, len(drawn))
-    every = grid(law=ENUMERATED, n=3, group=0, exact=1.0).assign(squared=factor * (1 + 1e-12))
-    return {"sizes": {"evidence": pd.concat([drawn, every], ignore_index=True)}}
-
-
 def made_slopes(shift: float, seed: int) -> Tables:
     """Errors whose slopes are this far, about, from the exponents."""
     rng = np.random.default_rng(seed)
@@ -203,14 +194,6 @@ def made_critical(noise: tuple[float, float], seed: int) -> Tables:
     return {"minilm": {"heads": heads}, "smollm2": {"heads": heads}}
 
 
-def made_rules(off: float, seed: int) -> Tables:
-    """Drawn errors that are ``off`` times the exact ones for one rule of two."""
-    rng = np.random.default_rng(seed)
-    rows = grid(rule=("random", "neyman"), pool=range(6)).assign(exact=0.1, stderr=0.001)
-    ratio = np.where(rows["rule"] == "neyman", off, 1.0) + rng.normal(0, 0.01, len(rows))
-    return {"rules": {"evidence": rows.assign(drawn=0.1 * ratio)}}
-
-
 def made_neyman(case: tuple[float, float], seed: int) -> Tables:
     """Two horizons; random keys are slow, Neyman's have an exponent at the second; and the spread
     of the tilted law.
@@ -245,12 +228,6 @@ def made_together(ratio: float, seed: int) -> Tables:
     rows["independent"] = rng.uniform(0.1, 0.5, 24)
     rows["exact"] = rows["independent"] * ratio * np.exp(rng.normal(0, 0.03, 24))
     return {"together": {"together": rows}}
-
-
-def made_single(noise: float, seed: int) -> Tables:
-    error, other = np.random.default_rng(seed).standard_normal((2, 200))
-    heads = pd.DataFrame(dict.fromkeys(("relative", "plain", "first_order"), np.exp(error)))
-    return {"single": {"sensitivity": heads.assign(kl=np.exp(2 * error + noise * other))}}
 
 
 def made_depth(final: float, seed: int) -> Tables:
@@ -375,7 +352,6 @@ MADE: dict[str, Any] = {
     "t-28-normality": (made_draws, (1e6, 3.0), (1.0, 3.0)),
     "t-29-variance": (made_draws, (1e6, 3.0), (1e6, 1.0)),
     "t-30-chi-squared": (made_draws, (1e6, 3.0), (1.0, 3.0)),
-    "o-31-exact": (made_sizes, 1.0, 1.2),
     "o-32-sharp": (made_slopes, 0.01, -0.05),
     "b-7-heads": (made_prose, (0.48, 0.2, 0.48, 0.2), (0.48, 0.2, 0.65, 0.55)),
     "b-8-critical-path": (made_prose, (0.5, 0.3, 0.6, 0.4), (0.5, 0.502, 0.6, 0.602)),
@@ -383,7 +359,6 @@ MADE: dict[str, Any] = {
     "b-10-tails": (made_tails, -0.05, 0.05),
     "b-12-domains": (made_domains, 0.1, 3.0),
     "o-36-language-model": (made_probe, (0.48, 0.3), (0.3, 0.48)),
-    "o-33-keep-rules": (made_rules, 1.0, 1.2),
     "o-34-neyman": (made_neyman, (0.5, 1.0), (0.5, 0.3)),
     "b-13-sparse-rates": (
         made_windows,
@@ -396,7 +371,6 @@ MADE: dict[str, Any] = {
         {**NEAREST, MIXED: (0.8, 0.4)},
     ),
     "b-11-heads-together": (made_together, 1.0, 0.6),
-    "o-35-heads-predict": (made_single, 0.3, 30.0),
     "b-14-depth": (made_depth, 0.35, 0.6),
     "b-16-downstream-horizon": (made_embeddings, -0.15, 0.05),
     "s-17-limit": (made_limit, 1.0, 1.1),

@@ -4,18 +4,13 @@ them.
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
-from esscher.errors.pool_curve import exact_pool_curve
 from esscher.intervals import Interval
-from esscher.keep import parse
-from esscher.keep.context import Context
 from esscher.papers import claims_heads
 from esscher.papers.claim import Picture
 from esscher.papers.claims_heads import fall_with_scale, slow_share
@@ -31,36 +26,6 @@ from esscher.papers.rules import (
     widened,
 )
 from tests.papers.made import made_embeddings, made_prose
-
-
-def test_drawn_errors_of_a_rule_are_those_of_all_sets() -> None:
-    """Six keys, 64 sets: their chances and errors add up to what draws find, and to the
-    integral.
-    """
-    rng = np.random.default_rng(5)
-    q, k, v = (torch.from_numpy(rng.standard_normal(shape)) for shape in ((3, 4), (6, 4), (6, 3)))
-    context = Context.of(q, k, v, 1.0)
-    chosen = parse("topk:1+random:reweight").include(context, 3)
-    limit, total = context.attention @ v, 0.0
-    for i, kept in itertools.product(range(3), itertools.product((0.0, 1.0), repeat=6)):
-        keep = torch.tensor(kept, dtype=torch.float64)
-        p = chosen.probability[i]
-        chance = float(torch.where(keep > 0, p, 1 - p).prod())
-        assert chosen.weight is not None
-        e = keep * chosen.weight[i] * torch.exp(context.scores[i])
-        if float(e.sum()) > 0:
-            total += chance * float((e @ v / e.sum() - limit[i]).square().sum()) / 3
-    squares = claims_heads.drawn_squares(context, "topk:1+random:reweight", 3, 40000, rng)
-    assert abs(squares.mean() - total) < 4 * squares.std() / 200  # one in 16,000 by chance
-    assert exact_pool_curve(q, k, v, [3], scale=1.0, keep="topk:1+random:reweight").rms[
-        0
-    ] ** 2 == pytest.approx(total, rel=1e-9)
-
-
-def test_rows_of_a_rule_are_near_their_exact_errors() -> None:
-    rows = claims_heads.measure_rule("random", 20, 8, 2, 4000, np.random.default_rng(1))
-    assert [row["pool"] for row in rows] == [0, 1]
-    assert all(abs(row["drawn"] - row["exact"]) < 4 * row["stderr"] for row in rows)
 
 
 def test_neymans_keys_have_the_constant_of_theory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ import pytest
 import scipy.stats
 import torch
 
-from esscher.attention.head import Head
 from esscher.errors.region import confidence_region
 from esscher.icl.flow import flow_limit
 from esscher.papers import claims_icl, claims_laws
@@ -66,19 +65,6 @@ def test_a_prompt_counts_as_covered_where_its_region_holds_the_limit() -> None:
         region = confidence_region(claims_laws.QUERY, y, y, 0.8, scale=1.0)
         assert (row["own_size"] <= scipy.stats.chi2.ppf(0.8, 2)) == bool(region.contains(limit)[0])
         assert row["squared"] == pytest.approx(float((region.center - limit).square().sum()))
-
-
-def test_simulated_and_enumerated_errors_are_those_of_attention() -> None:
-    rng = np.random.default_rng(5)
-    A, V = rng.standard_normal((2, claims_laws.TOKEN_DIM, claims_laws.TOKEN_DIM))
-    head, query = Head(A, V), rng.standard_normal(claims_laws.TOKEN_DIM)
-    y = rng.standard_normal((3, 4, claims_laws.TOKEN_DIM))
-    squared = claims_laws.squared_errors(head, query, y, np.zeros(claims_laws.TOKEN_DIM))
-    scores = torch.from_numpy(y) @ (head.A.double() @ torch.from_numpy(query))
-    expected = (
-        torch.einsum("rn,rnd->rd", scores.softmax(-1), torch.from_numpy(y)) @ head.V.double().T
-    )
-    np.testing.assert_allclose(squared, expected.square().sum(1).numpy())
 
 
 def test_long_prompts_fit_the_formula_and_short_ones_do_not() -> None:

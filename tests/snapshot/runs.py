@@ -134,8 +134,8 @@ def compress(folder: Path, made: Callable[[], Any], flags: str) -> None:
 
 
 def claims(folder: Path) -> None:
-    """Verdicts of three quick claims: on laws, on the in-context lab, on keep rules."""
-    command(folder, "reproduce b-5-support s-25-singular o-33-keep-rules --quick --seed 3")
+    """Verdicts of three quick claims: on laws, on the in-context lab, on the limit."""
+    command(folder, "reproduce b-5-support s-25-singular s-17-limit --quick --seed 3")
 
 
 RUNS: dict[str, Callable[[Path], None]] = {

@@ -1,7 +1,6 @@
 """Rules of the claims on real heads. [B] on MiniLM, of the BERT family, and on SmolLM2, a causal
-language model, with text that needs no download; and keys that are kept: the exact error of keep
-rules, the rates of sparse variants, heads of a layer together, depth, single heads against the
-output.
+language model, with text that needs no download; and keys that are kept: the rates of sparse
+variants, heads of a layer together, depth.
 """
 
 from __future__ import annotations
@@ -11,13 +10,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 
 from esscher.corpus.spec import CorpusSpec
-from esscher.errors.pool_curve import exact_pool_curve
 from esscher.intervals import Interval
-from esscher.keep import parse
-from esscher.keep.context import Context
 from esscher.papers import rules
 from esscher.papers.claim import Decision, Picture, Rows, Tables, claim
 from esscher.papers.rules import above, below, decided, exponent, inside, line, need, points
@@ -268,61 +263,6 @@ def critical_order(tables: Tables) -> Decision:
     )
 
 
-# ---- 33: the exact error of a rule against drawn sets of keys
-
-
-def measure_rule(
-    rule: str, keys: int, kept: int, pools: int, draws: int, rng: np.random.Generator
-) -> Rows:
-    """The error by the formula, and its mean over sets of keys drawn by the rule, for pools of
-    Gaussian keys and values with three queries each.
-    """
-    rows = []
-    for pool in range(pools):
-        shapes = ((3, 4), (keys, 4), (keys, 3))
-        q, k, v = (torch.from_numpy(rng.standard_normal(shape)) for shape in shapes)
-        exact = exact_pool_curve(q, k, v, [kept], scale=1.0, keep=rule).rms[0] ** 2
-        squares = drawn_squares(Context.of(q, k, v, 1.0), rule, kept, draws, rng)
-        drawn = {"drawn": squares.mean(), "stderr": squares.std() / draws**0.5}
-        rows.append({"rule": rule, "pool": pool, "exact": exact, **drawn})
-    return rows
-
-
-def drawn_squares(
-    context: Context, rule: str, kept: int, draws: int, rng: np.random.Generator
-) -> Any:
-    """Squared errors of drawn sets of keys, mean over the queries. A set without keys counts as no
-    error, as it does in the integral.
-    """
-    inclusion = parse(rule).include(context, kept)
-    chance = inclusion.probability.numpy()
-    weight = 1.0 if inclusion.weight is None else inclusion.weight.numpy()
-    e = np.exp(context.scores.numpy()) * weight  # (m, N)
-    values = context.v.numpy()
-    limit = context.attention.numpy() @ values
-    found = np.zeros(draws)
-    for i in range(len(e)):
-        drawn = (rng.random((draws, e.shape[1])) < chance[i]) * e[i]
-        total = drawn.sum(1, keepdims=True)
-        output = drawn @ values / np.where(total > 0, total, 1.0)
-        found += np.where(total[:, 0] > 0, np.square(output - limit[i]).sum(1), 0.0) / len(e)
-    return found
-
-
-@claim("o-33-keep-rules", measure_rule)
-def keep_rules(tables: Tables, close: list[float]) -> Decision:
-    ratios = {}
-    for rule, own in tables["rules"]["evidence"].groupby("rule", sort=False):
-        total = own["exact"].sum()
-        ratio = float(own["drawn"].sum() / total)
-        half = 3.29 * float(np.sqrt(np.square(own["stderr"]).sum()) / total)
-        ratios[rule] = Interval(ratio, ratio - half, ratio + half)
-    return decided(
-        need("drawn over exact mean squared error", ratios, inside, *close),
-        x=f"rule: {', '.join(ratios)}",
-    )
-
-
 # ---- 34: Neyman's keys on laws of finitely many points
 
 DIM = 4
@@ -453,7 +393,7 @@ def window_and_random(tables: Tables) -> Decision:
     )
 
 
-# ---- 11 and 35: heads of SmolLM2, together and one at a time
+# ---- 11: heads of SmolLM2 together
 
 SHARED = "one for all heads"
 
@@ -472,22 +412,6 @@ def heads_together(tables: Tables, alike: list[float]) -> Decision:
         picture=Picture("layer", "error over that of independent heads", series),
         note=f"median of {len(by_layer)} layers {by_layer.median():.2f}, least"
         f" {by_layer[low]:.2f} (layer {low}), most {by_layer[high]:.2f} (layer {high})",
-    )
-
-
-@claim("o-35-heads-predict")
-def heads_predict(tables: Tables, useful: float) -> Decision:
-    heads = tables["single"]["sensitivity"]
-    predictors = ("relative", "plain", "first_order")
-    relative, plain, first = (
-        rules.rank_correlation(heads[name], heads["kl"]) for name in predictors
-    )
-    series = [points("heads", heads["relative"], heads["kl"])]
-    return decided(
-        need("rank correlation of the relative error", relative, above, useful),
-        picture=Picture("relative error of the head", "divergence, nats", series, log="xy"),
-        note=f"over {len(heads)} heads; of the plain error {plain.value:.2f}, of the first order by"
-        f" gradients {first.value:.2f}",
     )
 
 

@@ -1,8 +1,7 @@
 """Rules of the claims on laws of tokens. [B]: rates below 1/2 at high coupling, the proved bound,
 the fall with the scale of the scores, the uniform error over a ball, tokens of bounded support,
 hardmax. Ours and theory: the law of the error at one query (normal in the limit, its variance
-bounded, its size chi-squared), exact integrals at finite n, the exponents of the random energy
-model.
+bounded, its size chi-squared), the exponents of the random energy model.
 """
 
 from __future__ import annotations
@@ -25,8 +24,6 @@ from esscher.intervals import Interval
 from esscher.measures.base import Measure
 from esscher.measures.gaussian import Gaussian
 from esscher.measures.mixture import Mixture
-from esscher.measures.pool import Pool
-from esscher.measures.product import Rademacher
 from esscher.measures.rotational import Sphere
 from esscher.papers import rules
 from esscher.papers.claim import Decision, Picture, Rows, Tables, claim
@@ -354,80 +351,6 @@ def chi_squared(tables: Tables, covered: list[float], distance: float) -> Decisi
         need("share covered by regions of 95 %", at_last(covers), inside, *covered),
         need("distance to the chi-squared law", at_last(apart), below, distance),
         picture=Picture("tokens n", "share covered", series, log="x"),
-    )
-
-
-# ---- 31: the exact error
-
-GROUPS = 40
-TOKEN_DIM = 3
-ENUMERATED = "every draw of a pool"
-
-
-def random_law(name: str, rng: np.random.Generator) -> Measure:
-    def gaussian() -> Gaussian:
-        root = rng.standard_normal((TOKEN_DIM, TOKEN_DIM)) / np.sqrt(TOKEN_DIM)
-        return Gaussian(root @ root.T, rng.standard_normal(TOKEN_DIM))
-
-    laws: dict[str, Callable[[], Measure]] = {
-        "gaussian": gaussian,
-        "mixture": lambda: Mixture([0.3, 0.7], [gaussian(), gaussian()]),
-        "sphere": lambda: Sphere(TOKEN_DIM, float(rng.uniform(1, 3))),
-        "rademacher": lambda: Rademacher(TOKEN_DIM),
-        "pool": lambda: Pool(rng.standard_normal((12, TOKEN_DIM))),
-        ENUMERATED: lambda: Pool(rng.standard_normal((5, TOKEN_DIM))),
-    }
-    return laws[name]()
-
-
-def measure_error(law: str, n: int, rng: np.random.Generator, repeats: int = 0) -> Rows:
-    """Mean squares of groups of simulated prompts beside the exact error, for a random head and a
-    query whose scores deviate by about 1. Without repeats: the means over every draw of up to n
-    tokens from a pool of 5.
-    """
-    A, V = rng.standard_normal((2, TOKEN_DIM, TOKEN_DIM)) / np.sqrt(TOKEN_DIM)
-    head, query = Head(A, V), rng.standard_normal(TOKEN_DIM)
-    known = random_law(law, rng)
-    limit = head.values(known.tilted_mean(head.tilt(torch.from_numpy(query[None]))))[0].numpy()
-    lengths = [n] if repeats else [*range(1, n + 1)]
-    exact = exact_curve(head, known, query[None], lengths).rms ** 2
-    generator = torch.Generator().manual_seed(int(rng.integers(1 << 62)))
-    rows = []
-    for length, value in zip(lengths, exact, strict=True):
-        for group in range(GROUPS if repeats else 1):
-            if isinstance(known, Pool) and not repeats:
-                place = itertools.product(range(len(known.tokens)), repeat=length)
-                y = known.tokens.double().numpy()[np.array([*place])]
-            else:
-                drawn = known.sample(repeats // GROUPS * n, generator)
-                y = drawn.double().numpy().reshape(-1, n, TOKEN_DIM)
-            squared = float(squared_errors(head, query, y, limit).mean())
-            means = {"squared": squared, "exact": float(value)}
-            rows.append({"law": law, "n": length, "group": group, **means})
-    return rows
-
-
-def squared_errors(head: Head, query: Floats, y: Floats, limit: Floats) -> Floats:
-    """|Gamma_n - Gamma|^2 for each prompt y, by the definition of attention."""
-    scores = y @ (head.A.double().numpy() @ query)
-    p = np.exp(scores - scores.max(axis=1, keepdims=True))
-    out = np.einsum("rn,rnd->rd", p, y) / p.sum(axis=1, keepdims=True)
-    return np.asarray(((out @ head.V.double().numpy().T - limit) ** 2).sum(axis=1), np.float64)
-
-
-@claim("o-31-exact", measure_error)
-def exact_error(tables: Tables, ratio: float, rounding: float) -> Decision:
-    rows = tables["sizes"]["evidence"]
-    rows = rows.assign(ratio=rows["squared"] / rows["exact"])
-    every = rows["law"] == ENUMERATED
-    away = float((rows["ratio"][every] - 1).abs().max())
-    groups = rows[~every].groupby(["law", "n"], sort=True)["ratio"]
-    found = {(law, float(n)): rules.mean_interval(own) for (law, n), own in groups}
-    return decided(
-        need("simulated / exact mean square", found, inside, 1 - ratio, 1 + ratio),
-        need("relative distance of enumerated ones", away, below, rounding),
-        x="tokens n",
-        log="x",
     )
 
 
