@@ -11,8 +11,6 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-import scipy.integrate
-import scipy.optimize
 import scipy.stats
 import torch
 from torch import Tensor
@@ -39,7 +37,6 @@ LAWS: dict[str, Callable[[], es.Measure]] = {
         [0.3, 0.7], [es.Gaussian(eye(3, 0.3), [1.0, 0.0, 1.0]), es.Sphere(3, 1.5)]
     ),
 }
-RULES = ["random", "random:reweight", "topk", "topk:5+random", "topk:5+random:reweight"]
 
 
 def head_for(d: int, seed: int = 0, size: float = 0.6) -> es.Head:
@@ -72,117 +69,29 @@ def test_random_keys_without_end_are_the_tokens_as_they_come(law: es.Measure) ->
     assert kept.delta == plain.delta
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", ["random", "topk", "topk:5+random:reweight"])
 def test_all_keys_of_a_context_are_its_tokens(law: es.Measure, rule: str) -> None:
     head, x = setting(law)
-    plain = es.exact_curve(head, law, x, [50], details=True)
-    kept = es.exact_curve(head, law, x, [50], keep=rule, context=50, details=True)
-    np.testing.assert_allclose(kept.queries.mse, plain.queries.mse, rtol=1e-9)
-    np.testing.assert_allclose(kept.queries.sum_p2, plain.queries.sum_p2, rtol=1e-9)
-    np.testing.assert_allclose(kept.queries.bias, plain.queries.bias, rtol=1e-6, atol=1e-10)
+    plain = es.exact_curve(head, law, x, [50])
+    kept = es.exact_curve(head, law, x, [50], keep=rule, context=50)
+    assert abs(kept.rms[0] - plain.rms[0]) < 4 * kept.stderr[0]
     assert kept.kept == pytest.approx(50)
 
 
-@pytest.mark.parametrize("rule", ["random", "random:reweight"])
-def test_random_keys_of_a_context_are_a_binomial_number_of_tokens(
-    law: es.Measure, rule: str
-) -> None:
-    """sum_m P(m of N are kept) x the error at m tokens; none kept: no error."""
+def test_random_keys_of_a_context_are_a_binomial_number_of_tokens(law: es.Measure) -> None:
+    """sum_m P(m of N are kept) x the error at m tokens; none kept: no error. 4 standard errors."""
     head, x = setting(law)
     tokens = 40
-    each = es.exact_curve(head, law, x, np.arange(1, tokens + 1), details=True).queries
-    found = es.exact_curve(head, law, x, [1, 4, 30], keep=rule, context=tokens, details=True)
+    each = es.exact_curve(head, law, x, np.arange(1, tokens + 1)).queries
+    found = es.exact_curve(head, law, x, [4, 30], keep="random", context=tokens)
     for j, n in enumerate(found.n.tolist()):
         chance = scipy.stats.binom.pmf(np.arange(1, tokens + 1), tokens, n / tokens)
-        np.testing.assert_allclose(found.queries.mse[:, j], each.mse @ chance, rtol=1e-9)
-        np.testing.assert_allclose(found.queries.sum_p2[:, j], each.sum_p2 @ chance, rtol=1e-9)
-        np.testing.assert_allclose(
-            found.queries.bias[:, j],
-            np.einsum("mnd,n->md", each.bias, chance),
-            rtol=1e-6,
-            atol=1e-10,
-        )
-
-
-def test_a_context_may_have_one_token() -> None:
-    head, x = es.Head([[1.0]], [[1.0]]), [[0.7]]
-    found = es.exact_curve(head, es.Gaussian([[1.0]]), x, keep="random:0.25", context=1)
-    whole = es.exact_curve(head, es.Gaussian([[1.0]]), x, [1])
-    assert found.queries.mse[0, 0] == pytest.approx(0.25 * whole.queries.mse[0, 0], rel=1e-12)
-    assert found.queries.sum_p2[0, 0] == pytest.approx(0.25, rel=1e-12)
-
-
-@pytest.mark.parametrize("cut", [-1.0, 0.4, 2.5])
-def test_nodes_that_end_at_a_cut_have_the_law(law: es.Measure, cut: float) -> None:
-    """Its transform at theta and 2 theta, and its share of scores above the cut, which 200,000
-    tokens have within 4 errors.
-    """
-    theta = 0.6 * randn(law.dim, seed=9)
-    lines = law.along(theta, cut)
-    scores, weights = (
-        torch.cat([getattr(line, name) for line in lines]) for name in ("scores", "log_weights")
-    )
-    for factor in (0.0, 1.0, 2.0):
-        total = float(torch.logsumexp(weights + factor * scores, 0))
-        assert total == pytest.approx(float(law.log_laplace(factor * theta)), abs=1e-11)
-    share = law.score_tail(theta, cut)
-    assert float(weights[scores > cut].exp().sum()) == pytest.approx(share, rel=1e-10)
-    above = float(
-        (law.sample(200_000, torch.Generator().manual_seed(1)).double() @ theta > cut)
-        .double()
-        .mean()
-    )
-    assert abs(above - share) <= 4 * math.sqrt(share * (1 - share) / 200_000)
+        wanted = math.sqrt((each.mse @ chance).mean())
+        assert abs(found.rms[j] - wanted) < 4 * found.stderr[j]
 
 
 # ---- simulations
 # ------------------------------------------------------------------------------------------
-
-
-def threshold(law: es.Measure, theta: Tensor, share: float) -> float:
-    return float(
-        scipy.optimize.brentq(
-            lambda cut: law.score_tail(theta, cut) - share, -60.0, 60.0, xtol=1e-13
-        )
-    )
-
-
-@pytest.mark.parametrize(
-    ("rule", "top", "reweight"),
-    [("topk", 1.0, False), ("topk:4+random", 0.0, False), ("topk:4+random:reweight", 0.0, True)],
-)
-def test_contexts_of_sixty_tokens(law: es.Measure, rule: str, top: float, reweight: bool) -> None:
-    """Error, bias and number kept within 4 standard errors: 2 sizes, 6 numbers each; a false alarm
-    in 0.0008 of all seeds.
-    """
-    head, tokens, repeats = head_for(law.dim, 7, size=0.8), 60, 40_000
-    x = law.sample(1, torch.Generator().manual_seed(3)).double()
-    theta, limit = head.tilt(x)[0], es.limit(head, law)(x)[0]
-    generator = torch.Generator().manual_seed(1)
-    y = law.sample(tokens * repeats, generator).double()
-    score, value = (y @ theta).reshape(repeats, tokens), head.values(y).reshape(repeats, tokens, 2)
-    curve = es.exact_curve(head, law, x, [6, 30], keep=rule, context=tokens, details=True)
-    for j, n in enumerate((6, 30)):
-        surely = n if top else 4
-        share = 0.0 if top else (n - 4) / (tokens - 4)
-        sure = score > threshold(law, theta, surely / tokens)
-        chosen = sure | (
-            torch.rand(repeats, tokens, generator=generator, dtype=torch.float64) < share
-        )
-        logits = torch.where(sure, score, score - math.log(share)) if reweight else score
-        p = torch.softmax(logits.masked_fill(~chosen, -torch.inf), 1)
-        some = chosen.any(1)
-        error = torch.where(
-            some[:, None], (torch.nan_to_num(p)[:, None] @ value)[:, 0] - limit, 0.0
-        )
-        for drawn, known in [
-            (error.square().sum(1), curve.queries.mse[0, j]),
-            (torch.nan_to_num(p).square().sum(1), curve.queries.sum_p2[0, j]),
-            (error[:, 0], curve.queries.bias[0, j, 0]),
-            (error[:, 1], curve.queries.bias[0, j, 1]),
-            (chosen.sum(1).double(), n),
-        ]:
-            assert abs(float(drawn.mean()) - known) <= 4 * float(drawn.std()) / math.sqrt(repeats)
 
 
 NEYMAN: dict[str, tuple[Callable[[], es.Measure], Tensor]] = {  # a law, and V
@@ -296,63 +205,20 @@ def test_random_keys_have_the_exponential_that_neyman_has_not() -> None:
         assert neyman == pytest.approx(2 / math.pi, rel=1e-6)
 
 
-@pytest.mark.parametrize("share", [0.5, 0.05, 1e-4])
-@pytest.mark.parametrize("s", [0.3, 1.0, 3.0])
-def test_topk_of_a_large_context_has_the_bias_of_the_tail_it_drops(s: float, share: float) -> None:
-    """Tilted scores are N(s, 1): cut at r, their mean moves by phi(r - s) / Q(r - s)."""
-    tokens, n = 2**53, round(share * 2**53)
-    found = es.exact_curve(
-        es.Head([[s]], [[2.0]]), es.Gaussian([[1.0]]), [[1.0]], [n], keep="topk", context=tokens
-    )
-    r = scipy.stats.norm.isf(share) - s
-    assert found.rms[0] == pytest.approx(
-        2.0 * scipy.stats.norm.pdf(r) / scipy.stats.norm.sf(r), rel=1e-5
-    )
-
-
-@pytest.mark.parametrize("s", [0.5, 1.5])
-def test_top_keys_and_a_reweighted_rest_to_first_order(s: float) -> None:
-    """N MSE -> E[e^2 |c|^2 / p] / (E e)^2, here by quadrature over the score."""
-    tokens, top, kept = 10**13, 10**11, 10**12
-    found = es.exact_curve(
-        es.Head([[s]], [[1.0]]),
-        es.Gaussian([[1.0]]),
-        [[1.0]],
-        [kept],
-        keep=f"topk:{top}+random:reweight",
-        context=tokens,
-    )
-    cut, rest = scipy.stats.norm.isf(top / tokens), (kept - top) / (tokens - top)
-    density = lambda g: (  # noqa: E731
-        math.exp(-0.5 * (g - 2 * s) ** 2) / math.sqrt(2 * math.pi) * math.exp(s * s) * (g - s) ** 2
-    )
-    above, below = (
-        scipy.integrate.quad(density, *ends, epsabs=1e-13)[0]
-        for ends in ((cut, 12 + 2 * s), (-12, cut))
-    )
-    assert found.rms[0] ** 2 * tokens == pytest.approx(above + below / rest, rel=1e-6)
-
-
 def test_a_large_pool_of_the_law_has_its_errors() -> None:
-    """Of 10,000 tokens of small scores, against attention on all of them: within 5 % (the pool's
-    own scatter is 2 %).
+    """Neyman's keys of 10,000 tokens of small scores, against attention on all of them: within 5 %
+    (the pool's own scatter is 2 %).
     """
     law, head = es.Gaussian(eye(2, 0.5)), es.Head(eye(2, 0.7), eye(2))
     x = law.sample(3, torch.Generator().manual_seed(0))
     y = law.sample(10_000, torch.Generator().manual_seed(1))
     n = [40, 200]
-    for rule, context in [
-        ("random", 10_000),
-        ("topk", 10_000),
-        ("topk:20+random:reweight", 10_000),
-        ("neyman", None),
-    ]:
-        pool = es.exact_pool_curve(
-            head.queries(x), head.keys(y), head.values(y), n, scale=1.0, keep=rule
-        )
-        np.testing.assert_allclose(
-            es.exact_curve(head, law, x, n, keep=rule, context=context).rms, pool.rms, rtol=0.05
-        )
+    pool = es.exact_pool_curve(
+        head.queries(x), head.keys(y), head.values(y), n, scale=1.0, keep="neyman"
+    )
+    np.testing.assert_allclose(
+        es.exact_curve(head, law, x, n, keep="neyman").rms, pool.rms, rtol=0.05
+    )
 
 
 def test_neyman_without_end_is_refused_where_sizes_have_no_nodes() -> None:
@@ -397,18 +263,11 @@ def test_a_rule_from_outside_on_a_law() -> None:
     assert abs(found.rms[0] - es.exact_curve(head, law, x, [8]).rms[0]) < 4 * found.stderr[0]
 
 
-def test_neyman_with_a_number() -> None:
-    law, head, x = es.Gaussian(eye(2)), es.Head(eye(2), randn(3, 2)), randn(1, 2)
-    sized = es.exact_curve(head, law, x, keep="neyman:12")
-    np.testing.assert_allclose(sized.rms, es.exact_curve(head, law, x, [12], keep="neyman").rms)
-
-
 def test_a_law_of_queries_is_drawn() -> None:
     law, head = es.Gaussian(eye(2)), es.Head(eye(2), eye(2))
     curve = es.exact_curve(head, law, law, [8], keep="topk", context=64, draws=5, seed=2)
-    rows = es.exact_curve(
-        head, law, law.sample(5, torch.Generator().manual_seed(2)), [8], keep="topk", context=64
-    )
+    x = law.sample(5, torch.Generator().manual_seed(2))
+    rows = es.exact_curve(head, law, x, [8], keep="topk", context=64, seed=2)
     np.testing.assert_allclose(curve.rms, rows.rms, rtol=1e-12)
     assert curve.query_stderr[0] > 0
 
@@ -417,10 +276,8 @@ def test_corners() -> None:
     flat = es.Head(torch.zeros(2, 2).double(), torch.zeros(2, 2).double())
     law, x = es.Gaussian(eye(2)), randn(1, 2)
     assert es.exact_curve(flat, law, x, [4], keep="neyman").rms[0] == 0.0
-    assert es.exact_curve(flat, law, x, [4], keep="neyman", context=9, pool_size=50).rms[0] == 0.0
-    assert es.exact_curve(flat, law, x, [4], keep="random", context=10).rms[0] == pytest.approx(
-        0.0, abs=1e-12
-    )
+    assert es.exact_curve(flat, law, x, [4], keep="neyman", context=9).rms[0] == 0.0
+    assert es.exact_curve(flat, law, x, [4], keep="random", context=10).rms[0] == 0.0
     ladder = es.exact_curve(
         es.Head(eye(2), eye(2)), law, x, [4, 40], keep="topk", context=[64, 640]
     )
@@ -446,7 +303,7 @@ def test_corners() -> None:
         ({"keep": "random", "context": [50, 60]}, "or one for each of 1 n, got 2"),
         ({"keep": "random", "context": 0}, "context: expected whole numbers"),
         ({"keep": "random:0.5", "context": 50}, "every number of the rule is given"),
-        ({"keep": "random:0.5", "n": None}, "without its number and give n"),
+        ({"keep": "random:0.5", "n": None}, "without a number of their own"),
         ({"keep": "topk", "n": None, "context": 9}, "a part has no number of its own"),
         ({"keep": "best", "context": 50}, "no rule 'best'"),
     ],

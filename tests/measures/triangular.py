@@ -56,11 +56,11 @@ class Triangular(Product):
         """sinh(x)/x <= exp(x^2/6), twice."""
         return self.half_width / math.sqrt(6.0)
 
-    def along(self, theta: Float64[Tensor, " d"], cut: float | None = None) -> list[Line] | None:
+    def along(self, theta: Float64[Tensor, " d"]) -> list[Line] | None:
         """On the line: Gauss-Legendre nodes on pieces of score length one, with a cut at 0 where
         the density has its edge.
         """
-        if self.dim > 1 or cut is not None:
+        if self.dim > 1:
             return None
         nodes, weights = np.polynomial.legendre.leggauss(24)
         pieces = math.ceil(self.half_width * abs(float(theta))) + 1

@@ -34,7 +34,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -71,7 +70,6 @@ class Source(ABC):
     log_pair: Tensor  # log E e^2, (m,)
     log_spread: Tensor  # log E[e^2 (|c|^2 + b)], (m,)
     largest: Tensor  # of |c|^2 + b, (m,)
-    missing: float = 0.0  # weight of tokens that are not kept: e = 0
     span: float  # no score lies further below the anchor
     chunk: int  # nodes to ask for at once
 
@@ -194,7 +192,7 @@ class _Replacement:
 
     def add(self, tau: Tensor) -> None:
         f = self.source.contract(tau, _replacement)
-        phi = (f["left"] + self.source.missing).clamp_min(TINY)
+        phi = f["left"].clamp_min(TINY)
         log_phi = torch.where(f["lost"] < 0.5, torch.log1p(-f["lost"].clamp(0, 0.5)), phi.log())
         # |E[e c x]|^2 <= phi E[e^2 |c|^2 x] (Cauchy-Schwarz), which rounding must not break where
         # phi underflows
@@ -232,7 +230,7 @@ class _Replacement:
         bias = torch.where(one, source.mean[:, :, None], n * self.drift).transpose(1, 2)
         return QueryErrors(
             mse=as_numpy(torch.where(one, source.variance[:, None], self.found()[0])),
-            sum_p2=as_numpy(torch.where(one, 1.0 - source.missing, n * pair)),
+            sum_p2=as_numpy(torch.where(one, 1.0, n * pair)),
             limit=as_numpy(source.limit),
             delta=as_numpy(source.delta),
             bias=as_numpy(bias) if self.details else None,
@@ -384,7 +382,7 @@ class KeySource(Source):
     @classmethod
     def build(cls, scores: Tensor, log_weights: Tensor, values: Tensor, extra: Tensor) -> KeySource:
         """From scores, log-weights and extra variances (m, N) and values (m, N, d), in float64;
-        weights sum to 1, or to 1 - ``missing``.
+        weights sum to 1.
         """
         inside = log_weights > -math.inf
         anchor = scores.masked_fill(~inside, -math.inf).amax(1, keepdim=True)
@@ -449,7 +447,7 @@ class _WideSource(Source):
         self.under = [pad(x.flip(-1).cumsum(-1).flip(-1), (0, 1)) for x in self.channels]
         self.limit, self.mean, self.variance = keys.limit, keys.mean, keys.variance
         self.log_first, self.log_pair = keys.log_first, keys.log_pair
-        self.log_spread, self.largest, self.missing = keys.log_spread, keys.largest, keys.missing
+        self.log_spread, self.largest = keys.log_spread, keys.largest
         self.span = float(-self.score[-1])
 
     def contract(self, tau: Tensor, family: Family) -> dict[str, Tensor]:
@@ -549,35 +547,6 @@ def sources(
         near = KeySource.build(score[i:j], log_weight[i:j], own, extra[i:j])
         yield slice(i, j), _WideSource(near) if spans[i] > WIDE else near
         i = j
-
-
-def error_of_kept(
-    score: Tensor, log_mass: Tensor, value: Tensor, extra: Tensor, tokens: int, limit: Tensor
-) -> QueryErrors:
-    """The error of one query, against ``limit`` (d,), of n tokens of which each is kept with a
-    chance of its own.
-
-    A token that is not kept has e = 0, so the formulas for n draws hold with sums over the kept
-    ones alone. ``score``: log of what a kept token counts, (N,); ``log_mass``: log of weight times
-    chance; ``value``, ``extra`` as in ``error_from_nodes``. Around the limit g' of what is kept,
-    E|Gamma - g|^2 = E|Gamma - g'|^2 + 2 <bias', g' - g> + |g' - g|^2 P(one is kept).
-    """
-    near = KeySource.build(score[None], log_mass[None], value[None], extra[None])
-    kept = float(near.mass.sum())
-    near.missing = max(0.0, 1.0 - kept)
-    source = _WideSource(near) if near.span > WIDE else near
-    n = score.new_tensor([tokens], dtype=torch.float64)
-    found = replacement_errors(source, n, step=STEP, tol=TOL, details=True)
-    assert found.bias is not None
-    gap = (near.limit[0] - limit).cpu().numpy()
-    some = -math.expm1(tokens * math.log1p(-kept)) if kept < 1.0 else 1.0
-    mse = found.mse[0, 0] + 2.0 * found.bias[0, 0] @ gap + gap @ gap * some
-    return replace(
-        found,
-        mse=np.array([[max(mse, 0.0)]]),
-        bias=found.bias + gap * some,
-        limit=limit.cpu().numpy()[None],
-    )
 
 
 # ---- Errors of two heads on one random set of keys: they lose the same keys, so that their

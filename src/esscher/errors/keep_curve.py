@@ -4,19 +4,9 @@ keys, and of tokens of a law. Formulas: esscher.errors.integral.
 On a pool, a rule that leaves nothing to chance: sums over a ranking. Else key by key, each key with
 its own probability (esscher.errors.doubling). On a law the error is against the limit of the law:
 
-A context of N tokens: N independent tokens of the law. Where a rule keeps token y with a chance
-p(y) that depends on its score alone ("random", "topk" and both), what it must know, the score above
-which it keeps surely or its share, is set on the law so that N E p(y) = n keys are kept on average.
-A kept token counts w(y) = 1, or 1/p(y) where it is reweighted. A token that is not kept has e = 0
-and is independent of the others, so the formulas for N draws hold as they stand; with eps = w e,
-
-    phi(t) = 1 - E[p (1 - exp(-t eps))],
-    E||Gamma_keep - Gamma||^2 = N int t E[p eps^2 |c|^2 exp(-t eps)] phi^(N-1) dt
-                                + N (N-1) int t |E[p eps c exp(-t eps)]|^2 phi^(N-2) dt.
-
-Any other rule: the mean over contexts drawn from the law, each with its exact error; ``kind`` is
-then "montecarlo". No key kept counts as no error. The context's own error is part of it: at n = N
-every rule is attention on N tokens.
+A context of N tokens: a mean over contexts drawn from the law, each with its exact error; ``kind``
+is "montecarlo". No key kept counts as no error. The context's own error is part of it: at
+n = N every rule is attention on N tokens.
 
 A context without end: N grows at fixed n, given that n keys are kept. They are n independent draws
 from the law of density p / E p, and N is gone from the formula. For ``random`` this is the error at
@@ -37,22 +27,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.optimize import brentq
 from torch import Tensor
 
 from esscher.attention.head import Head
 from esscher.attention.limit import limit
 from esscher.errors.curve import ErrorCurve, QueryErrors, concatenate, merged, side_by_side
 from esscher.errors.doubling import Behind, Keys, doubling_errors
-from esscher.errors.integral import error_from_nodes, error_of_kept, line_nodes
+from esscher.errors.integral import error_from_nodes, line_nodes
 from esscher.inputs import as_counts, generator_for
 from esscher.keep import LowRank
 from esscher.keep.chance import Neyman, Random
 from esscher.keep.context import Context
-from esscher.keep.ranked import TopK
 from esscher.keep.rule import Chance, Ranked, Rule, ranking, refused
 from esscher.measures.base import Measure
-from esscher.measures.line import Line, graded
+from esscher.measures.line import graded
 from esscher.measures.matrices import is_multiple_of_identity, product
 
 Floats = npt.NDArray[np.float64]
@@ -292,7 +280,7 @@ def _projected(context: Context, ranks: Counts) -> Floats:
 
 # ---- Tokens of a law.
 
-CONTEXTS = 64  # drawn from the law for a rule without a formula
+CONTEXTS = 64  # drawn from the law
 
 
 @dataclass(frozen=True)
@@ -308,30 +296,21 @@ class LawRule:
     @classmethod
     def of(cls, rule: Rule, n: Any, context: Any) -> LawRule:
         """The rule with its ladder, checked."""
-        part = rule.parts[0]
-        alone = len(rule.parts) == 1 and not getattr(part, "shared", False)
-        if context is None and not (alone and isinstance(part, Random | Neyman)):
-            raise ValueError(
-                f"context: {rule} chooses keys of a context, expected how many tokens that has; got"
-                " none (without end there are random and neyman)"
-            )
-        if (n is None) != (rule.free is None):
-            wanted = (
-                "no n: every number of the rule is given"
-                if rule.free is None
-                else "n: a part has no number of its own"
-            )
-            raise ValueError(f"n: the rule {rule} expects {wanted}; got {n!r}")
-        tokens = None if context is None else as_counts(context, "context")
-        if n is None and isinstance(part, Neyman) and alone:
-            n = part.size
-        if n is None and tokens is None:
-            raise ValueError(
-                f"n: {rule} keeps keys of a context without end; write it without its number and"
-                " give n"
-            )
-        if tokens is None:
+        part, free = rule.parts[0], rule.free is not None
+        if context is None:
+            alone = len(rule.parts) == 1 and not getattr(part, "shared", False)
+            if not (alone and free and isinstance(part, Random | Neyman)):
+                raise ValueError(
+                    f"context: {rule} chooses keys of a context, expected how many tokens that has;"
+                    " got none (without end there are random and neyman, without a number of their"
+                    " own)"
+                )
             return cls(rule, as_counts(n, "n"), None)
+        if (n is None) == free:
+            wanted = "n: a part has no number of its own"
+            wanted = wanted if free else "no n: every number of the rule is given"
+            raise ValueError(f"n: the rule {rule} expects {wanted}; got {n!r}")
+        tokens = as_counts(context, "context")
         sizes = np.ones_like(tokens) if n is None else as_counts(n, "n")
         if tokens.size not in (1, sizes.size):
             raise ValueError(
@@ -357,124 +336,21 @@ class LawRule:
     ) -> ErrorCurve:
         """Over the rows ``x``."""
         law = f"{type(measure).__name__} tokens: what {self.rule} keeps of a context"
-        if self.context is None:
-            errors, kept = _without_end(head, measure, x, self.n), self.n.astype(np.float64)
-            law += " without end"
-        else:
-            law += " of " + ", ".join(map(str, self.context)) + " tokens"
-            known = _by_score(head, measure, x, self)
-            if known is None:
-                origin = f"{law}, of which {CONTEXTS} are"
-                return _over_contexts(head, measure, x, self, origin, seed)
-            errors, kept = known
-        by_size = self.context is None or self.rule.free
+        if self.context is not None:
+            tokens = ", ".join(map(str, self.context))
+            origin = f"{law} of {tokens} tokens, of which {CONTEXTS} are drawn (seed {seed})"
+            return _over_contexts(head, measure, x, self, origin, seed)
+        errors = _without_end(head, measure, x, self.n)
         return ErrorCurve.from_queries(
-            self.n if by_size else np.maximum(1, np.rint(kept)).astype(np.int64),
+            self.n,
             errors if details else replace(errors, bias=None),
             kind="exact",
-            origin=f"exact, {law}",
-            kept=kept,
+            origin=f"exact, {law} without end",
+            kept=self.n.astype(np.float64),
         )
 
 
-def _tilts(head: Head, measure: Measure, x: Tensor) -> list[tuple[Tensor, Tensor]]:
-    return list(zip(head.tilt(x).double(), limit(head, measure)(x).double(), strict=True))
-
-
-# ---- Keys that are kept by their scores.
-
-
-def _by_score(
-    head: Head, measure: Measure, x: Tensor, law: LawRule
-) -> tuple[QueryErrors, Floats] | None:
-    """The errors, and the keys kept at each n; None for a rule that asks for more than scores, or a
-    law whose largest scores have no nodes.
-    """
-    assert law.context is not None
-    if not all(type(part) in (Random, TopK) for part in law.rule.parts):
-        return None
-    shares = [
-        _shares(law.rule, n if law.rule.free else None, N)
-        for n, N in zip(law.n.tolist(), law.context.tolist(), strict=True)
-    ]
-    reweight = any(isinstance(part, Random) and part.reweight for part in law.rule.parts)
-    rows = []
-    for theta, target in _tilts(head, measure, x):
-        parts = []
-        for (top, rest), N in zip(shares, law.context.tolist(), strict=True):
-            cut = _cut_lines(measure, theta, top)
-            if cut is None:
-                return None
-            lines, edge = cut
-            score, weight, value, extra = line_nodes(head, lines)
-            chance = torch.full_like(score, rest).masked_fill(score > edge, 1.0)
-            used = chance > 0
-            counted = score - chance.log() if reweight else score
-            mass = weight + chance.log()
-            parts.append(
-                error_of_kept(counted[used], mass[used], value[used], extra[used], N, target)
-            )
-        rows.append(side_by_side(parts))
-    found = replace(concatenate(rows), delta=np.full(len(x), np.nan), dmse_dlogn=None)
-    return found, law.context * np.array([top + (1.0 - top) * rest for top, rest in shares])
-
-
-def _shares(rule: Rule, n: int | None, tokens: int) -> tuple[float, float]:
-    """Of the tokens: kept surely, those of largest score; of the others, kept by chance.
-
-    From the numbers of the parts, or from n for the part without one; chance comes on top of the n
-    that topk keeps.
-    """
-    chance = next((part for part in rule.parts if isinstance(part, Random)), None)
-    ranked = next((part for part in rule.parts if isinstance(part, TopK)), None)
-    rest = 0.0 if chance is None else chance.share
-    if ranked is None:
-        return 0.0, n / tokens if rest is None and n is not None else rest or 0.0
-    if ranked.size is None:
-        assert n is not None
-        return n / tokens, rest or 0.0
-    if ranked.size > tokens or (n is not None and n < ranked.size):
-        raise ValueError(
-            f"n: {rule} keeps {ranked.size} keys surely; expected that many at least, got {n} of"
-            f" {tokens} tokens"
-        )
-    if rest is None:
-        assert n is not None
-        rest = (n - ranked.size) / (tokens - ranked.size) if tokens > ranked.size else 0.0
-    return ranked.size / tokens, rest
-
-
-def _cut_lines(measure: Measure, theta: Tensor, top: float) -> tuple[list[Line], float] | None:
-    """Nodes along the tilt, and the score that a share ``top`` of the tokens exceeds; no node lies
-    on both sides of it. None where the law has no such nodes, or many tokens share that score.
-    """
-    whole = measure.along(theta)
-    if whole is None or (0.0 < top < 1.0 and measure.score_tail(theta, 0.0) is None):
-        return None
-    if not 0.0 < top < 1.0:
-        return whole, -np.inf if top == 1.0 else np.inf
-    low, high = (float(edge) for edge in torch.aminmax(torch.cat([line.scores for line in whole])))
-    width = 1.0 + high - low
-
-    def tail(score: float) -> float:
-        return measure.score_tail(theta, score) or 0.0
-
-    edge = brentq(
-        lambda score: tail(score) - top,
-        low - width,
-        high + width,
-        xtol=1e-15 * width,
-        rtol=1e-15,
-        maxiter=1000,
-    )
-    if abs(tail(edge) / top - 1.0) > 1e-6:
-        return None
-    lines = measure.along(theta, edge)
-    assert lines is not None
-    return lines, edge
-
-
-# ---- Any rule: contexts drawn from the law.
+# ---- A context of N tokens: drawn from the law.
 
 
 def _over_contexts(
@@ -485,33 +361,33 @@ def _over_contexts(
     kept).
     """
     assert law.context is not None
-    generator = torch.Generator().manual_seed(seed)
+    generator = generator_for("contexts of a law", seed)
     target = limit(head, measure)(x).double().cpu().numpy()
-    samples, kept = np.empty((CONTEXTS, law.n.size)), np.zeros(law.n.size)
+    mse, sum_p2 = np.empty((2, CONTEXTS, len(x), law.n.size))
+    kept = np.zeros(law.n.size)
     for i in range(CONTEXTS):
         for j, (n, N) in enumerate(zip(law.n.tolist(), law.context.tolist(), strict=True)):
             y = measure.sample(N, generator).double()
             context = Context.of(head.queries(x), head.keys(y), head.values(y), 1.0)
             size = n if law.rule.free else None
-            found = KeepErrors(context).curve(law.rule, size, details=True)
-            assert found.queries is not None
-            assert found.queries.bias is not None
-            assert found.kept is not None
-            gap = found.queries.limit - target
+            curve = KeepErrors(context).curve(law.rule, size, details=True)
+            found = curve.queries
+            assert found is not None
+            assert found.bias is not None
+            assert curve.kept is not None
+            gap = found.limit - target
             missed = 1 - law.rule.include(context, size).probability
             some = 1 - missed.prod(1).cpu().numpy()
-            cross = 2 * (found.queries.bias[:, 0] * gap).sum(1)
-            mse = found.queries.mse[:, 0] + cross + (gap**2).sum(1) * some
-            samples[i, j] = max(float(mse.mean()), 0.0)
-            kept[j] += float(found.kept[0]) / CONTEXTS
+            cross = 2 * (found.bias[:, 0] * gap).sum(1)
+            mse[i, :, j] = (found.mse[:, 0] + cross + (gap**2).sum(1) * some).clip(min=0)
+            sum_p2[i, :, j] = found.sum_p2[:, 0]
+            kept[j] += float(curve.kept[0]) / CONTEXTS
+    unknown = np.full(len(x), np.nan)
+    queries = QueryErrors(mse.mean(0), sum_p2.mean(0), limit=target, delta=unknown)
     ladder = law.n if law.rule.free else np.maximum(1, np.rint(kept)).astype(np.int64)
-    curve = ErrorCurve.from_repeats(
-        ladder,
-        samples,
-        scale=float(np.sqrt((target**2).sum(1).mean())),
-        origin=f"{origin} drawn (seed {seed})",
-    )
-    return replace(curve, kept=kept)
+    scale = float(np.sqrt((target**2).sum(1).mean()))
+    drawn = ErrorCurve.from_repeats(ladder, mse.mean(1), scale=scale, origin=origin)
+    return replace(drawn, kept=kept, queries=queries)
 
 
 # ---- Neyman's keys of a context without end: draws from the tilted law by their size |c|, c = V y
@@ -526,7 +402,8 @@ Sizes = tuple[Tensor, Tensor, Tensor]
 
 def _without_end(head: Head, measure: Measure, x: Tensor, n: Counts) -> QueryErrors:
     rows = []
-    for theta, target in _tilts(head, measure, x):
+    limits = limit(head, measure)(x).double()
+    for theta, target in zip(head.tilt(x).double(), limits, strict=True):
         sizes = tilted_sizes(head, measure, theta, target)
         used = sizes[0] > 0
         size, weight, centre = (part[used] for part in sizes)

@@ -97,15 +97,12 @@ class Measure(ABC):
 
     # ---- facts a law may know
 
-    def along(self, theta: Float64[Tensor, " d"], cut: float | None = None) -> list[Line] | None:
-        """The law along one tilt as one or several sets of nodes whose weights sum to one together.
-        With a ``cut`` no node stands for tokens on both sides of that score, where a function may
-        jump.
-        """
+    def along(self, theta: Float64[Tensor, " d"]) -> list[Line] | None:
+        """The law along one tilt: sets of nodes whose weights sum to one together."""
         return None
 
     def score_tail(self, theta: Float64[Tensor, " d"], cut: float) -> float | None:
-        """P(<theta, y> > cut), with its relative digits; asked where ``along`` takes a cut."""
+        """P(<theta, y> > cut), with its relative digits."""
         return None
 
     def as_rotational(self) -> Rotational | None:

@@ -15,7 +15,7 @@ from esscher.inputs import as_tensor
 from esscher.measures import line
 from esscher.measures.base import Measure, from_cumulants
 from esscher.measures.fields import Dim, LawFields
-from esscher.measures.line import Line, check_nodes, ladder, normalised, panels
+from esscher.measures.line import Line, ladder, normalised
 from esscher.measures.matrices import check_covariance, in_range, product
 
 
@@ -54,9 +54,9 @@ class Gaussian(Measure):
     def _sample(self, n: int, generator: torch.Generator | None) -> Float64[Tensor, "n d"]:
         return self._mean + self._noise(torch.randn, n, self.dim, generator) @ self.root.T
 
-    def along(self, theta: Float64[Tensor, " d"], cut: float | None = None) -> list[Line]:
+    def along(self, theta: Float64[Tensor, " d"]) -> list[Line]:
         """Score m.theta + s g, token m + L u g with covariance L (I - u u^T) L^T; L = root, u = L^T
-        theta / s, s its length; panels of g that end where the score is ``cut``.
+        theta / s, s its length.
 
         Whatever unit vector u is, these are two parts of the same Gaussian: rounding of u costs
         nothing where s nearly vanishes. Where it does vanish, u = 0.
@@ -65,22 +65,15 @@ class Gaussian(Measure):
         s, centre = float(u.norm()), float(theta @ mean)
         step = min(0.25, line.STEP / s) if s > 0.0 else 0.25  # in g: at most STEP in the score
         if s == 0.0:
-            g, log_lengths = theta.new_zeros(1), theta.new_zeros(1)
-        elif cut is None:
-            # weights tilt by up to exp(2 score), which moves the bell to g = 2s
+            g = theta.new_zeros(1)
+        else:  # weights tilt by up to exp(2 score), which moves the bell to g = 2s
             g = ladder(-10.0, 2 * s + 10.0, step).to(theta.device)
-            log_lengths = torch.zeros_like(g)
-        else:
-            check_nodes(2.0 * (2 * s + 26.0) / step)
-            place = (cut - centre) / s / step
-            z, lengths = panels(-10.0 / step, (2 * s + 16.0) / step, place)
-            g, log_lengths = step * z.to(theta.device), lengths.to(theta.device).log()
         u = u / s if s > 0.0 else u
         across = self.root @ u
         return [
             Line(
                 centre + s * g,
-                normalised(log_lengths - 0.5 * g * g),
+                normalised(-0.5 * g * g),
                 mean + g[:, None] * across,
                 torch.ones_like(g),
                 self.root - torch.outer(across, u),

@@ -3,14 +3,12 @@ given its score.
 
 The exact error of attention needs E[h(score) |V y|^2] and its like. When the token given its score
 has a known mean and covariance, these are one-dimensional integrals whatever d is; here they become
-weighted nodes of one of two rules. Smooth functions: a trapezoid rule on the whole line with a step
-in the score of at most ``STEP``; the functions it meets are analytic for |Im score| < pi/2, so its
-error is about exp(-pi^2 / STEP). Functions with a jump: Gauss-Legendre panels that end there.
+weighted nodes of a trapezoid rule on the whole line with a step in the score of at most ``STEP``;
+the functions it meets are analytic for |Im score| < pi/2, so its error is about exp(-pi^2 / STEP).
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +21,6 @@ from torch import Tensor
 STEP = 0.3
 NEGLIGIBLE = 46.0  # nodes below exp(-46) of the largest, tilted or not, are left out
 MAX_NODES = 1 << 21
-PANEL = 6.0  # length of a panel, in steps of a trapezoid rule that would resolve the function
 # nodes of a panel: of half-length L, nearest singularity L a away, error (a + sqrt(a^2 - 1))^-24
 X, W = np.polynomial.legendre.leggauss(12)
 
@@ -104,33 +101,16 @@ def edge(exponent: Callable[[float], float]) -> float:
         step *= 1.02
 
 
-def panels(
-    first: float, last: float, cut: float | None = None
-) -> tuple[Float64[Tensor, " N"], Float64[Tensor, " N"]]:
-    """Gauss-Legendre nodes and weights on [first, last], whose unit is a step that resolves the
-    function; no panel straddles ``cut``.
-    """
-    ends = [first, last] if cut is None or not first < cut < last else [first, cut, last]
-    edges = [
-        np.linspace(a, b, max(1, math.ceil((b - a) / PANEL)) + 1)[(i > 0) :]
-        for i, (a, b) in enumerate(itertools.pairwise(ends))
-    ]
-    return _legendre(np.concatenate(edges))
-
-
 def graded(
     first: float, last: float, unit: float, halvings: int
 ) -> tuple[Float64[Tensor, " N"], Float64[Tensor, " N"]]:
-    """The same on [first, last], first >= 0: panels of length ``unit`` at most, and ever shorter
-    towards 0.
+    """Gauss-Legendre nodes and weights on [first, last], first >= 0: panels of length ``unit`` at
+    most, and ever shorter towards 0.
     """
     edges = np.append(0.0, unit * 2.0 ** np.arange(-halvings, 1.0))
     edges = edges[edges > first]
     start = first if edges.size == 0 else float(edges[-1])
     far = np.linspace(start, last, max(1, math.ceil((last - start) / unit)) + 1)
-    return _legendre(np.concatenate([np.append(first, edges[:-1]) if edges.size else edges, far]))
-
-
-def _legendre(edges: np.ndarray) -> tuple[Tensor, Tensor]:
-    half, middle = 0.5 * np.diff(edges)[:, None], 0.5 * (edges[1:] + edges[:-1])[:, None]
+    ends = np.concatenate([np.append(first, edges[:-1]) if edges.size else edges, far])
+    half, middle = 0.5 * np.diff(ends)[:, None], 0.5 * (ends[1:] + ends[:-1])[:, None]
     return torch.from_numpy((middle + half * X).ravel()), torch.from_numpy((half * W).ravel())

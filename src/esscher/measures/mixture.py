@@ -110,8 +110,8 @@ class Mixture(Measure):
         pairs = zip(self.weights.tolist(), self.components, strict=True)
         return [(weight, component) for weight, component in pairs if weight > 0]
 
-    def along(self, theta: Float64[Tensor, " d"], cut: float | None = None) -> list[Line] | None:
-        parts = [(weight, component.along(theta, cut)) for weight, component in self._used]
+    def along(self, theta: Float64[Tensor, " d"]) -> list[Line] | None:
+        parts = [(weight, component.along(theta)) for weight, component in self._used]
         if any(lines is None for _, lines in parts):
             return None
         return [

@@ -104,8 +104,8 @@ class Pool(Measure):
     def as_pool(self) -> Pool:
         return self
 
-    def along(self, theta: Float64[Tensor, " d"], cut: float | None = None) -> list[Line] | None:
-        return None if cut is not None else [points(theta, self.tokens.double())]
+    def along(self, theta: Float64[Tensor, " d"]) -> list[Line]:
+        return [points(theta, self.tokens.double())]
 
     @cached_property
     def subgaussian_root(self) -> Float64[Tensor, "d d"]:

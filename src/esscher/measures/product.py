@@ -140,9 +140,9 @@ class Cube(_Bounded):
             return None
         return Ball(1, self.half_width, dtype=self.dtype, device=self.device)
 
-    def along(self, theta: Float64[Tensor, " d"], cut: float | None = None) -> list[Line] | None:
+    def along(self, theta: Float64[Tensor, " d"]) -> list[Line] | None:
         ball = self.as_rotational()
-        return None if ball is None else ball.along(theta, cut)
+        return None if ball is None else ball.along(theta)
 
 
 class Rademacher(_Bounded):
@@ -169,9 +169,9 @@ class Rademacher(_Bounded):
         ends = torch.tensor([-self.scale, self.scale], dtype=torch.float64, device=self.device)
         return Pool(torch.cartesian_prod(*self.dim * [ends]).reshape(-1, self.dim))
 
-    def along(self, theta: Float64[Tensor, " d"], cut: float | None = None) -> list[Line] | None:
+    def along(self, theta: Float64[Tensor, " d"]) -> list[Line] | None:
         corners = self.as_pool()
-        return None if corners is None else corners.along(theta, cut)
+        return None if corners is None else corners.along(theta)
 
 
 CubeFields = fields_of(Cube, "half_width")
@@ -205,9 +205,9 @@ class Laplace(Product):
     def _moment_1d(self, order: int) -> float:
         return math.factorial(order) * power(self.scale, order)
 
-    def along(self, theta: Float64[Tensor, " d"], cut: float | None = None) -> list[Line] | None:
+    def along(self, theta: Float64[Tensor, " d"]) -> list[Line] | None:
         """Token +-b e^z with weight exp(z - e^z) / 2: one dimension only, no spread."""
-        if self.dim > 1 or cut is not None:
+        if self.dim > 1:
             return None
         size = self.scale * abs(float(theta))
         top = math.log(2.5 * NEGLIGIBLE / (1.0 - size))

@@ -17,7 +17,7 @@ from esscher.inputs import as_positive
 from esscher.measures import line
 from esscher.measures.base import Measure, power
 from esscher.measures.fields import fields_of
-from esscher.measures.line import Line, check_nodes, edge, invert, ladder, normalised, panels
+from esscher.measures.line import Line, check_nodes, edge, invert, ladder, normalised
 from esscher.measures.matrices import as_size, isotropic, norms, units
 from esscher.measures.radial import scaled_log, scaled_mean, spread
 
@@ -80,15 +80,13 @@ class Rotational(Measure):
     def as_rotational(self) -> Rotational:
         return self
 
-    def along(self, theta: Float64[Tensor, " d"], cut: float | None = None) -> list[Line]:
-        """Token R (x u + sqrt(1 - x^2) w): x the cosine, w uniform across u. Panels of the cosine
-        end where the score is ``cut``.
-        """
+    def along(self, theta: Float64[Tensor, " d"]) -> list[Line]:
+        """Token R (x u + sqrt(1 - x^2) w): x the cosine, w uniform across u."""
         size = float(theta.norm())
         eye = torch.eye(self.dim, dtype=theta.dtype, device=theta.device)
         u = theta / size if size > 0 else eye[0]
         r, R = self.radius * size, self.radius
-        x, log_weights, spread = self.cosine(r, cut)
+        x, log_weights, spread = self.cosine(r)
         across = eye - torch.outer(u, u)
         return [Line(r * x, log_weights, R * x[:, None] * u, R**2 * spread, across)]
 
@@ -104,14 +102,13 @@ class Rotational(Measure):
         )
         return tail if cut >= 0 else 1.0 - tail
 
-    def cosine(self, r: float, cut: float | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def cosine(self, r: float) -> tuple[Tensor, Tensor, Tensor]:
         """Nodes of the cosine x = <y, u> / R for tilts up to r = R |theta|: x, log-weights,
         variance of a coordinate across u.
 
         x has density (1 - x^2)^((p-3)/2), p = 2v: d on the sphere and d + 2 in the ball. With x =
         tanh y the weight is sech(y)^(p-1), smooth on the whole line; given x each coordinate across
-        has variance (1 - x^2) / (p - 1). With a ``cut`` the nodes are those of panels that end at
-        the score r x = cut.
+        has variance (1 - x^2) / (p - 1).
         """
         p = round(2 * self.order)
         if p == 1:  # two points
@@ -126,22 +123,11 @@ class Rotational(Measure):
         # score
         h = min(0.2, 0.5 / math.sqrt(p))
         first, last = (y / h + r * math.tanh(y) / line.STEP for y in (-start, end))
-        if cut is None:
-            z = ladder(first, last, 1.0).to(self.device)
-            lengths = torch.ones_like(z)
-        else:
-            place = (
-                math.atanh(cut / r) / h + cut / line.STEP
-                if abs(cut) < r
-                else math.copysign(math.inf, cut)
-            )
-            z, lengths = (nodes.to(self.device) for nodes in panels(first, last, place))
+        z = ladder(first, last, 1.0).to(self.device)
         y = invert(lambda y: y / h + r * torch.tanh(y) / line.STEP, z, -start - 1.0, end + 1.0)
         sech2 = 1.0 / torch.cosh(y) ** 2
         log_density = -(p - 1) * (y.abs() + torch.log1p(torch.exp(-2 * y.abs())))
-        log_weights = normalised(
-            lengths.log() + log_density - torch.log(1.0 / h + r * sech2 / line.STEP)
-        )
+        log_weights = normalised(log_density - torch.log(1.0 / h + r * sech2 / line.STEP))
         return torch.tanh(y), log_weights, sech2 / (p - 1)
 
     @cached_property
