@@ -68,7 +68,7 @@ PREDICT = "predict --gaussian --dim 2 --n 10,20 --json"
 REFUSED = [
     *[
         f"{command} {path}"
-        for command in ("resume", "fit", "budget", "report", "export", "icl risk")
+        for command in ("resume", "fit", "budget", "report", "export")
         for path in NO_RUN
     ],
     *[
@@ -183,16 +183,16 @@ REFUSED = [
         )
     ],
     *[
-        f"icl risk --{rest}"
+        f"icl length --{rest}"
         for rest in (
             "noise nan",
             "noise -1",
-            "lengths x",
+            "epsilon x",
             f"dim {HUGE}",
             "dim -1",
         )
     ],
-    *[f"icl flow --{rest}" for rest in (f"dim {HUGE}", "covariance {escapes}")],
+    *[f"icl flow --{rest}" for rest in (f"dim {HUGE}", "covariance {escapes}", "lengths x")],
     *[
         f"icl concentration --{rest}"
         for rest in (f"repeats {HUGE}", f"prompts {HUGE}", "repeats 0", f"seed {HUGE}")

@@ -72,7 +72,7 @@ def test_commands_fit_80_columns(
         "converge quick.yaml --out run",
         "fit run",
         "icl flow --lengths 10 --covariance isotropic --out flow",
-        "icl risk --lengths 10,1000000 --covariance isotropic",
+        "icl length --epsilon .1 --covariance isotropic",
         "ls",
     )
     for command in commands:

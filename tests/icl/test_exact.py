@@ -57,10 +57,6 @@ def test_risk_is_what_simulation_finds(seed: int, kind: str) -> None:
     exact = risk(task, params, length, kind)
     drawn = sampled_risk(task, params, length, kind, 40_000, torch.Generator().manual_seed(seed))
     assert abs(exact.value - drawn.value) < 3 * math.hypot(exact.error, drawn.error)
-    total = exact.noise + exact.approximation + exact.bias + exact.variance
-    assert total == pytest.approx(exact.value, rel=1e-12)
-    assert exact.variance > 0
-    assert exact.noise + exact.approximation + exact.bias >= exact.noise  # a squared bias
 
 
 @pytest.mark.parametrize("seed", [1, 3, 4, 6, 8])

@@ -13,8 +13,7 @@ import pytest
 import torch
 from scipy.stats import binom
 
-from esscher.icl import OVKQ, LinearTask, default_weights, gradient_flow, risk_gradient
-from esscher.icl.flow import _weight_hessian
+from esscher.icl import OVKQ, LinearTask, default_weights, gradient_flow, risk, risk_gradient
 from esscher.icl.layer import flatten, unflatten
 from esscher.icl.quadrature import product_rule
 from esscher.icl.specs import StabilitySpec, TrainSpec
@@ -24,9 +23,7 @@ from esscher.icl.stability import (
     apart,
     backtracking,
     flow_end,
-    flow_ends,
     pair_flows,
-    trained_risks,
     verdict,
 )
 from esscher.runs import execute, find_job, resume
@@ -38,23 +35,6 @@ RULE = product_rule(3, 1, 0, (2, 4))
 def weights(seed: int = 0, scale: float = 1.0) -> OVKQ:
     drawn = default_weights(3, torch.Generator().manual_seed(seed))
     return unflatten(scale * flatten(drawn), drawn)
-
-
-@pytest.mark.parametrize("kind", ["softmax", "linear"])
-def test_hessian_has_the_differences_of_the_gradient(kind: str) -> None:
-    own, step = weights(3, 1.5), 1e-5
-
-    def gradient(params: object):
-        return risk_gradient(TASK, params, 20, kind, RULE)  # type: ignore[arg-type]
-
-    state, hessian = flatten(own), _weight_hessian(own, gradient)
-    for i in range(0, state.size, 5):
-        unit = np.zeros_like(state)
-        unit[i] = step
-        ahead, behind = (
-            flatten(gradient(unflatten(state + sign * unit, own))[1]) for sign in (1, -1)
-        )
-        np.testing.assert_allclose(hessian[i], (ahead - behind) / (2 * step), atol=1e-5)
 
 
 def test_the_flow_is_gradient_descent_with_small_steps() -> None:
@@ -200,19 +180,16 @@ def test_the_flow_tells_what_training_ends_with(tmp_path: Path):
         final_evaluation=2000,
     )
     run = execute(trained, tmp_path / "train")
-    final = run.table("final")
-    exact = trained_risks(trained, final, flow_ends(trained, final))
-    task = LinearTask.isotropic(5)
+    task, stuck = LinearTask.isotropic(5), []
     ends = {kind: flow_end(task, 100, kind) for kind in ("softmax", "linear")}
-    stuck = []
-    for row in exact.to_dict("records"):
-        flow = pair_flows(LinearTask.isotropic(5), 100, row["seed"], [0.0, 100.0])[row["model"]]
-        error = 2 * float(flow.risks[-1])
-        assert row["exact"] == pytest.approx(error, rel=0.05)
-        late, trained_late = (
-            value > (1 + ABOVE) * ends[row["model"]] for value in (error, row["exact"])
-        )
-        assert late == trained_late
+    flows = {seed: pair_flows(task, 100, seed, [0.0, 100.0]) for seed in (0, 1)}
+    for row in run.table("final").to_dict("records"):
+        error = 2 * float(flows[row["seed"]][row["model"]].risks[-1])
+        weights = OVKQ(*(np.reshape(row[name], (6, 6)) for name in "OVKQ"))
+        exact = 2 * float(risk(task, weights, 100, row["model"]))
+        assert exact == pytest.approx(error, rel=0.05)
+        late, trained_late = (value > (1 + ABOVE) * ends[row["model"]] for value in (error, exact))
+        assert late == trained_late == (row["status"] != "ok")
         if late:
             stuck.append((row["seed"], row["model"]))
     assert stuck == [(0, "linear")]

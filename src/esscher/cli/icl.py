@@ -15,7 +15,6 @@ from esscher.icl.specs import (
     ConcentrationSpec,
     FlowSpec,
     LengthFlags,
-    RiskFlags,
     StabilitySpec,
     TrainSpec,
     choose_figures,
@@ -102,53 +101,6 @@ def flow(
     Example: esscher icl flow --lengths 10,1000,1e6
     """
     _run(FlowSpec, locals())
-
-
-@icl.command("risk")
-def show_risk(
-    run: Annotated[
-        Path | None,
-        options.path_argument("A run of esscher icl train: its models are evaluated exactly."),
-    ] = None,
-    covariances: Covariance = None,
-    lengths: Lengths = None,
-    dim: Dim = None,
-    noise: Noise = None,
-    task_cov: TaskCov = None,
-    everything: options.All = False,
-    as_json: options.Json = False,
-) -> None:
-    """Compute exact mean squared errors: of the models of a training run, or without a run of the
-    end of gradient flow, split into parts.
-
-    Example: esscher icl risk --lengths 10,1e6
-    """
-    flags = given(locals(), RiskFlags)
-    import pandas as pd
-
-    from esscher.icl.exact import risk
-    from esscher.icl.flow import final_parameters, start_block
-    from esscher.icl.layer import KINDS
-    from esscher.icl.stability import flow_ends, trained_risks
-    from esscher.runs import load_run
-
-    if run is not None:
-        stored = load_run(run)
-        spec, final = TrainSpec.read(stored.spec), _final(stored)
-        trained = trained_risks(spec, final, flow_ends(spec, final))
-        return _end("trained", trained, everything, as_json)
-    asked = RiskFlags.model_validate(flags)
-    rows = []
-    for name in asked.covariances:
-        task = asked.task(name)
-        for length in asked.lengths:
-            for kind in KINDS:
-                end = final_parameters(task, start_block(task), length, kind)
-                found = risk(task, end, length, kind)
-                row = {"covariance": name, "length": length, "model": kind, "mse": 2 * found.value}
-                row |= {"noise": 2 * found.noise, "approximation": 2 * found.approximation}
-                rows.append(row | {"bias": 2 * found.bias, "variance": 2 * found.variance})
-    _end("risk", pd.DataFrame(rows), everything, as_json)
 
 
 @icl.command()
@@ -262,8 +214,7 @@ def _charts(figure: IclFigure, runs: dict[str, Run]) -> list[dict[str, Any]]:
         tables[0] = tables[0][tables[0]["metric"].isin(["output", "gradient", "risk_gradient"])]
         return charts.concentration_charts(*tables)
     flow = table("flow", "final") if "flow" in figure.runs else None
-    final = _final(runs["train"], flow)
-    own = final[final["covariance"] == figure.covariance]
+    own = table("train", "final")
     if own.empty:
         raise ValueError(
             f"{figure.name}: {runs['train'].path} holds no training for {figure.covariance}"
@@ -314,10 +265,10 @@ def _run(kind: type[RunSpec], flags: Mapping[str, Any]) -> None:
 
 
 def end_icl(run: Run, as_json: bool, **how: Any) -> None:
-    """Print the table that a run ends with, and say how models that did not arrive are judged."""
+    """Print the table that a run ends with, and say which models did not arrive."""
     job = run.manifest.job
     name, shown = SHOWN[job]
-    table = _final(run) if job == "icl-train" else run.table(name)
+    table = run.table(name)
     if job == "icl-train":
         lost = table[table["status"] != "ok"]
         if (table["status"] == "diverged").all():
@@ -360,12 +311,3 @@ def _answer(name: str, table: pd.DataFrame) -> Answer:
         test = f"sign test over {total['starts']} starts, p = {number(total['p'])}"
         said.append(f"over all settings: {told} ({test})")
     return Answer(said, table, list(table), name)
-
-
-def _final(run: Run, flow: pd.DataFrame | None = None) -> pd.DataFrame:
-    """What training left, each model with the status that the end of its flow gives it."""
-    from esscher.icl.stability import flow_ends, judged
-
-    spec, final = TrainSpec.read(run.spec), run.table("final")
-    ends = flow_ends(spec, final) if flow is None else flow
-    return judged(final, run.table("curve"), ends)

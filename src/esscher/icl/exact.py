@@ -45,21 +45,12 @@ class Risk:
     """A risk, its error, and where it comes from.
 
     ``error`` is 0 for a closed form, a bound on the numerical error for a quadrature, one standard
-    error for a cubature (over its random rotations) and for a simulation. Of ``risk`` also its
-    parts, value = noise + approximation + bias + variance:
-
-    noise: tau^2 / 2, which nobody avoids. approximation: what the layer misses with infinitely many
-    tokens. bias: the change of the squared bias 1/2 E (E[prediction | w, x_q] - <w, x_q>)^2 from
-    there to L tokens, which may be negative. variance: 1/2 E Var(prediction | w, x_q) on L tokens.
+    error for a cubature (over its random rotations) and for a simulation.
     """
 
     value: float
     error: float
     origin: str
-    noise: float = math.nan
-    approximation: float = math.nan
-    bias: float = math.nan
-    variance: float = math.nan
 
     def __float__(self) -> float:
         return self.value
@@ -84,9 +75,7 @@ def risk(
     mean, count = float(found.excess.mean()), found.excess.size
     spread = float(found.excess.std(ddof=1)) / math.sqrt(count) if count > 1 else 0.0
     error = math.hypot(spread, NUMERICAL[found.origin] * mean)
-    noise, bias = 0.5 * task.noise, found.bias
-    parts = (noise, found.limit - noise, bias, mean - bias)
-    return Risk(found.limit + mean, error, found.origin, *parts)
+    return Risk(found.limit + mean, error, found.origin)
 
 
 def risk_gradient(
@@ -183,14 +172,13 @@ def _as_block(params: Parameters) -> Parameters:
 
 
 class Terms(NamedTuple):
-    """R_infinity; R_L - R_infinity, an estimate for each rotation of a cubature; how much of it is
-    bias; and the gradient of their sum in ``acting``.
+    """R_infinity; R_L - R_infinity, an estimate for each rotation of a cubature; and the gradient
+    of their sum in ``acting``.
     """
 
     limit: float
     excess: Floats
     origin: str
-    bias: float
     gradient: Floats
 
 
@@ -203,17 +191,17 @@ def _terms(
         return _general(params, task, length, kind, rule or default)
     U, v = params.U11.detach().double().numpy(), float(params.v)
     limit, by_U, by_v = block_linear(U, v, task, math.inf)
-    excess, bias, origin = 0.0, 0.0, CLOSED
+    excess, origin = 0.0, CLOSED
     if plain and not math.isinf(length):
         value, by_U, by_v = block_linear(U, v, task, length)
         excess = value - limit
     elif not plain:
         origin = QUADRATURE
-        excess, bias, added_U, added_v = _block_excess(U, v, task, int(length))
+        excess, added_U, added_v = _block_excess(U, v, task, int(length))
         by_U, by_v = by_U + added_U, by_v + added_v
     gradient = np.zeros((task.dim + 1, task.dim + 1))
     gradient[:-1, :-1], gradient[-1, -1] = by_U, by_v
-    return Terms(limit, np.array([excess]), origin, bias, gradient)
+    return Terms(limit, np.array([excess]), origin, gradient)
 
 
 # The block form: matrix formulas, and sums over the law of s.
@@ -246,12 +234,12 @@ def block_linear(
 
 def _block_excess(
     U: Floats, v: float, task: LinearTask, length: int
-) -> tuple[float, float, Floats, float]:
-    """R_L - R_infinity of softmax attention in the block form, its bias, and its gradient in U11
-    and v; relative error about 1e-10.
+) -> tuple[float, Floats, float]:
+    """R_L - R_infinity of softmax attention in the block form, and its gradient in U11 and v;
+    relative error about 1e-10.
 
         1/2 (v^2 (tr(Sigma W) + tau^2) E f2 + v^2 E[phi k^2] + 2 v E[f2 k <w, x>]),
-        phi = (f1 - f2)/s^2 - 2 f2,      bias 1/2 (v^2 E[(f2^2 - 2 f2) k^2] + 2 v E[f2 k <w, x>]),
+        phi = (f1 - f2)/s^2 - 2 f2,
 
     k = kappa / v. With Sigma = R R^T, x_q = R_q g and M = R^T U11 R_q, s = |M g|, and gradients of
     E[phi(s) g^T N g] in M^T M are fourth moments with phi'/(2s).
@@ -268,11 +256,10 @@ def _block_excess(
     mean, squares = float(law.one @ f2), float(np.sum(own * Z_phi))
     products = float(np.sum(crossed * Z_f2))
     value = 0.5 * (v * v * (spread * mean + squares) + 2.0 * v * products)
-    bias = 0.5 * v * v * float(np.sum(own * law.second_moment(f2 * f2 - 2.0 * f2))) + v * products
     grad_C = v * v * (spread * law.second_moment(psi_f2) + law.fourth_moment(psi, own))
     grad_C += 2.0 * v * law.fourth_moment(psi_f2, crossed)
     grad_M = M @ grad_C + v * v * (cov @ M @ Z_phi) + v * (mixed @ Z_f2)
-    return value, bias, root @ grad_M @ query.T, v * (spread * mean + squares) + products
+    return value, root @ grad_M @ query.T, v * (spread * mean + squares) + products
 
 
 def _profiles(s: Floats, length: int) -> tuple[Floats, Floats, Floats]:
@@ -317,7 +304,7 @@ def _general(
     share = 1.0 / length if kind == "linear" else 0.0
     softmax = kind == "softmax" and not math.isinf(length)
     rotations = len(rule.tasks.points) if softmax else 1
-    limits, excess, biases = np.zeros(rotations), np.zeros(rotations), np.zeros(rotations)
+    limits, excess = np.zeros(rotations), np.zeros(rotations)
     gradient, root, query_root = np.zeros_like(weights), task.root.numpy(), task.query_root.numpy()
     chances, points = rule.tasks.weights.numpy(), (rule.tasks.points @ task.task_root.mT).numpy()
     step = max(1, AT_ONCE // ((dim + 1) * (len(rule.queries.weights) if softmax else dim)))
@@ -337,24 +324,23 @@ def _general(
         added = share * ((output**2).sum(axis=1) + scores * values)
         if softmax:
             queries, mass = rule.queries.points[place].numpy(), rule.queries.weights.numpy()
-            added, bias, more_B, more_c = _softmax_excess(
+            added, more_B, more_c = _softmax_excess(
                 B, c, queries, mass, label @ queries.T, int(length)
             )
             by_B, by_c = by_B + more_B, by_c + more_c
-            biases[place] += 0.5 * chance @ bias
         limits[place] += 0.5 * chance @ (miss**2).sum(axis=1)
         excess[place] += 0.5 * chance @ added
         gradient[:, :dim] += np.tensordot(chance, to_token @ by_B, 1) @ query_root.T
         gradient[:, dim] += chance @ (to_token @ by_c[:, :, None])[:, :, 0]
     limit, origin = float(limits[0]) + 0.5 * task.noise, CUBATURE if softmax else CLOSED
-    return Terms(limit, excess, origin, float(biases.mean()), gradient / rotations)
+    return Terms(limit, excess, origin, gradient / rotations)
 
 
 def _softmax_excess(
     B: Floats, c: Floats, queries: Floats, weights: Floats, label: Floats, length: int
-) -> tuple[Floats, Floats, Floats, Floats]:
-    """Averages over queries, for each task, of the bracket of softmax attention and of its bias
-    f2^2 kappa^2 - 2 f2 kappa (kappa - y); and the gradients of half of the first in B and c.
+) -> tuple[Floats, Floats, Floats]:
+    """Averages over queries, for each task, of the bracket of softmax attention; and the gradients
+    of half of it in B and c.
     """
     size, theta = (c * c).sum(axis=1)[:, None], B @ queries.T
     # below it f1 - f2 has no digits left, and kappa/s is bounded by |c|
@@ -362,12 +348,10 @@ def _softmax_excess(
     f1, f2, slope1, slope2 = error_functions(length, s)
     kappa = (c[:, None, :] @ theta)[:, 0]
     part, along, miss = (kappa / s) ** 2, f1 - f2, kappa - label
-    pulled = -2.0 * f2 * kappa * miss
-    square = f2 * size + along * part + pulled
+    square = f2 * size + along * part - 2.0 * f2 * kappa * miss
     by_kappa = weights * (along * kappa / s**2 - f2 * (kappa + miss))
     by_s = 0.5 * (slope2 * size + (slope1 - slope2) * part) - slope2 * kappa * miss
     by_s = weights * (by_s - along * part / s) / s
     by_c = (f2 @ weights)[:, None] * c + (theta @ by_kappa[:, :, None])[:, :, 0]
     by_theta = by_kappa[:, None, :] * c[:, :, None] + by_s[:, None, :] * theta
-    bias = ((f2 * kappa) ** 2 + pulled) @ weights
-    return square @ weights, bias, by_theta @ queries, by_c
+    return square @ weights, by_theta @ queries, by_c

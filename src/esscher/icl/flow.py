@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import warnings
 from bisect import bisect_left
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +17,9 @@ import numpy as np
 import torch
 from scipy.integrate import solve_ivp
 from scipy.optimize import minimize
-from torch import Tensor
-from torch.func import grad, jacrev
 
 from esscher.icl.exact import as_length, block_linear, risk, risk_gradient
-from esscher.icl.layer import OVKQ, Block, Floats, Parameters, flatten, tensors, unflatten
+from esscher.icl.layer import Block, Floats, Parameters, flatten, unflatten
 from esscher.icl.quadrature import Rule
 from esscher.icl.tasks import LinearTask
 from esscher.inputs import as_positive, as_tensor
@@ -31,7 +28,6 @@ SINGULAR = 1e-12  # an eigenvalue of Sigma below this share of the largest is 0
 HANDOVER = 30.0  # time at which the flow is taken to have chosen its valley
 LONGEST = 10**12
 ROUNDING = 1e-11  # relative error of a risk
-STEP = 1e-5  # of differences of gradients
 
 
 def start_limit(d: int, norm: float, *, printed: bool = False) -> float:
@@ -205,15 +201,11 @@ def gradient_flow(
     def slope(_: float, state: Floats) -> Floats:
         return -flatten(gradient(unflatten(state, start))[1])
 
-    def curvature(_: float, state: Floats) -> Floats:
-        return -_weight_hessian(unflatten(state, start), gradient)
-
     def still(t: float, state: Floats) -> float:
         return float(np.linalg.norm(slope(t, state))) - tolerance
 
     still.terminal = True  # type: ignore[attr-defined]
     more: dict[str, Any] = {"events": still} if tolerance > 0 else {}
-    more |= {"jac": curvature} if isinstance(start, OVKQ) else {}
     span, first = (0.0, grid[-1]), flatten(start)
     solution = solve_ivp(slope, span, first, "LSODA", grid, rtol=rtol, atol=atol, **more)
     if not solution.success:
@@ -230,32 +222,6 @@ def gradient_flow(
     converged = stopped or bool(gradients[-1] <= tolerance)
     states = np.array(known)
     return Flow(grid, states, risks, gradients, converged, start)
-
-
-def _weight_hessian(weights: OVKQ, gradient: Callable[[Parameters], tuple[float, Any]]) -> Floats:
-    """The Hessian of the risk in (O, V, K, Q), from differences in U and the last row of V, which
-    have a fifth of the entries: with J the derivative of (U, V) in the weights and G the gradient
-    in (U, V), J^T H J + the Hessian of <G, (U, V)>.
-    """
-    uv = weights.uv()
-    here, base = flatten(uv), flatten(gradient(uv)[1])
-    acts = torch.zeros(2, *uv.U.shape, dtype=torch.bool)
-    acts[0, :, :-1] = acts[1, -1] = True
-    hessian = np.zeros((here.size, here.size))
-    for i in np.flatnonzero(acts):
-        moved = here.copy()
-        moved[i] += STEP
-        hessian[i] = (flatten(gradient(unflatten(moved, uv))[1]) - base) / STEP
-
-    def joined(state: Tensor) -> Tensor:
-        return torch.cat([part.flatten() for part in tensors(unflatten(state, weights).uv())])
-
-    def along(state: Tensor) -> Tensor:
-        return torch.from_numpy(base) @ joined(state)
-
-    state = torch.from_numpy(flatten(weights))
-    J, bent = jacrev(joined)(state).numpy(), jacrev(grad(along))(state).numpy()
-    return np.asarray(0.5 * J.T @ (hessian + hessian.T) @ J + bent)
 
 
 def final_parameters(

@@ -25,7 +25,15 @@ from esscher.icl.exact import bayes_risk, risk
 from esscher.icl.layer import KINDS, OVKQ, default_weights
 from esscher.icl.quadrature import product_rule
 from esscher.icl.specs import ConcentrationSpec, FlowSpec, StabilitySpec, TrainSpec
-from esscher.icl.stability import ABOVE, apart, backtracking, flow_end, pair_flows, verdict
+from esscher.icl.stability import (
+    ABOVE,
+    apart,
+    backtracking,
+    flow_end,
+    judged,
+    pair_flows,
+    verdict,
+)
 from esscher.icl.training import train
 from esscher.runs import Job, Shard, Unit, concatenate
 from esscher.runs.columns import Column
@@ -44,11 +52,11 @@ WORDS = {
     "seed": ("int", "seed", "Number of the first weights."),
     "model": ("words", "model", "softmax or linear attention; bayes is the best predictor."),
     "mse": ("log", "mean squared error", "Mean squared error of the query's noisy label."),
-    "status": ("words", "status", "ok, or what went wrong."),
+    "status": ("words", "status", "ok, diverged, or stuck or undertrained above its flow's end."),
     "step": ("int log", "step", "Steps of training so far; where a model diverged, that step."),
     "loss": ("log", "loss", "Mean over the batches since the last record; at the end, the last."),
     "distance2": ("log", "squared distance", "Squared distance of the two models' parameters."),
-    "advice": ("word", "advice", "What happened to a model that diverged, and what helps."),
+    "advice": ("word", "advice", "What happened to a model that is not ok, and what helps."),
     "O": ("list", "O", "Output map, flattened."),
     "V": ("list", "V", "Value map, flattened."),
     "K": ("list", "K", "Key map, flattened."),
@@ -148,13 +156,14 @@ def _train_units(spec: TrainSpec) -> list[Unit]:
 
 
 def _train_unit(spec: TrainSpec, unit: Unit) -> dict[str, Any]:
-    """Train one pair; the seed alone decides the first weights, so all lengths and covariances
-    share them.
+    """Train one pair and judge both models by the end of their flow; the seed alone decides the
+    first weights, so all lengths and covariances share them.
     """
     seeded = spec.model_copy(update={"seed": spec.seed + unit["seed"]})
     task, prompts = spec.task(unit["covariance"]), spec.unit_seed(unit)
     tables = train(task, unit["length"], seeded, prompt_seed=prompts)
-    return {name: table.assign(**unit) for name, table in tables.items()}
+    tables = {name: table.assign(**unit) for name, table in tables.items()}
+    return tables | {"final": judged(task, tables["final"], tables["curve"])}
 
 
 def _flow_unit(spec: FlowSpec, unit: Unit) -> dict[str, Any]:

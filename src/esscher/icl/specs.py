@@ -53,12 +53,6 @@ class _Task(BaseModel):
         return as_task(covariance, self.dim, self.noise, self.task_cov)
 
 
-class RiskFlags(_Task, Plain):
-    """Tasks and prompts on which the ends of the flow are judged."""
-
-    lengths: Lengths = (10, 100, 1000)
-
-
 class LengthFlags(_Task, Plain):
     """How close to the best risk the end of the flow is to come."""
 

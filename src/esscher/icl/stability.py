@@ -19,12 +19,9 @@ from esscher.icl.exact import risk
 from esscher.icl.flow import Flow, final_parameters, gradient_flow, start_block
 from esscher.icl.layer import KINDS, OVKQ, default_weights
 from esscher.icl.quadrature import product_rule
-from esscher.icl.specs import TrainSpec
 from esscher.icl.tasks import LinearTask
 from esscher.intervals import share_interval
 
-KEY = ["covariance", "length", "seed", "model"]
-SETTING = ["covariance", "length", "model"]
 ABOVE = 0.05  # share above the end of the flow from which on a model has not arrived
 LATE = 0.25  # of the records, at the end: whether the error still falls there
 FALLING = 0.01  # share by which it falls there
@@ -37,8 +34,8 @@ ALL = "all"
 # ---- Trained models beside the flow
 
 
-def judged(final: pd.DataFrame, curve: pd.DataFrame, flow: pd.DataFrame) -> pd.DataFrame:
-    """The table ``final`` of a training run with the status of models that did not arrive, and what
+def judged(task: LinearTask, final: pd.DataFrame, curve: pd.DataFrame) -> pd.DataFrame:
+    """The table ``final`` of one training with the status of models that did not arrive, and what
     to do.
 
     A model whose error is more than ``ABOVE`` over the end of its flow, and more than two standard
@@ -46,13 +43,11 @@ def judged(final: pd.DataFrame, curve: pd.DataFrame, flow: pd.DataFrame) -> pd.D
     noise and 1 % over the last quarter, or has not come half of the way from where it began; else
     it is "stuck", in another valley.
     """
-    ends = flow.set_index(SETTING)["mse"].to_dict()
-    paths = dict(iter(curve.sort_values("step", kind="stable").groupby(KEY, sort=False)))
-    rows = []
-    for row in final.to_dict("records"):
-        end = ends.get(tuple(row[name] for name in SETTING), math.inf)
+    rows = final.to_dict("records")
+    for row in rows:
+        end = flow_end(task, row["length"], row["model"])
         if row["status"] == "ok" and row["mse"] - 2 * row["stderr"] > (1 + ABOVE) * end:
-            path = paths[tuple(row[name] for name in KEY)]
+            path = curve[curve["model"] == row["model"]]
             first = path["mse"].iloc[0]
             on_its_way = _still_falls(path) or first - row["mse"] < 0.5 * (first - end)
             row["status"] = "undertrained" if on_its_way else "stuck"
@@ -61,7 +56,6 @@ def judged(final: pd.DataFrame, curve: pd.DataFrame, flow: pd.DataFrame) -> pd.D
                 f"{row['model']} attention ended {row['mse'] / end - 1:.0%} above the end of its"
                 f" flow; {remedy}"
             )
-        rows.append(row)
     return pd.DataFrame(rows, columns=final.columns)
 
 
@@ -78,40 +72,6 @@ def flow_end(task: LinearTask, length: int, kind: str) -> float:
     """Mean squared error where the flow of the block form ends."""
     end = final_parameters(task, start_block(task), length, kind)
     return 2 * float(risk(task, end, length, kind))
-
-
-def flow_ends(spec: TrainSpec, trained: pd.DataFrame) -> pd.DataFrame:
-    """The ends of the flow for every covariance and length of a table of a training: columns
-    covariance, length, model, mse.
-    """
-    settings = trained[["covariance", "length"]].drop_duplicates()
-    rows = [
-        {"covariance": name, "length": length, "model": kind}
-        | {"mse": flow_end(spec.task(name), length, kind)}
-        for name, length in settings.itertuples(index=False)
-        for kind in KINDS
-    ]
-    return pd.DataFrame(rows)
-
-
-def trained_risks(spec: TrainSpec, final: pd.DataFrame, flow: pd.DataFrame) -> pd.DataFrame:
-    """Mean squared errors of trained models, a row for each: on drawn prompts with its standard
-    error (table ``final`` of the run), exact, and where the flow ends, with the share by which the
-    exact one is above that.
-    """
-    ends = flow.set_index(SETTING)["mse"]
-    rows = []
-    for row in final.to_dict("records"):
-        exact, side = math.nan, spec.dim + 1
-        if row["status"] != "diverged":
-            weights = OVKQ(*(np.reshape(row[name], (side, side)) for name in "OVKQ"))
-            task = spec.task(row["covariance"])
-            exact = 2 * float(risk(task, weights, int(row["length"]), row["model"]))
-        end = float(ends[tuple(row[name] for name in SETTING)])
-        told = {name: row[name] for name in (*KEY, "status")}
-        told |= {"sampled": row["mse"], "stderr": row["stderr"], "exact": exact}
-        rows.append(told | {"flow": end, "excess": exact / end - 1})
-    return pd.DataFrame(rows)
 
 
 # ---- Flows from the first weights of training
