@@ -202,7 +202,7 @@ def test_fisher_is_the_mean_over_a_replay_and_the_last_queries() -> None:
     assert metric is not None
     keys, last = prompt.keys, prompt.spared["last"]
     assert last == 8
-    for call in prompt.references["last"]:  # all eight queries: few enough to be kept
+    for call in prompt.calls("last"):  # all eight queries: few enough to be kept
         weights, values = call.weights()[0], call.value[0]
         for kv in range(call.kv_heads):
             score = prompt.scores(rule)[call.layer][kv]
@@ -275,8 +275,8 @@ def test_a_share_of_the_prompt_is_replayed(monkeypatch: pytest.MonkeyPatch) -> N
     ids = found.ids(int(found.texts[0]))[:, : found.prefill]
     settings = Settings(8, 1, 2, 0.5)
     prompt = Prompt(found.loaded.model, ids, [found.rules["kvzip"]], {}, None, settings)
-    pieces = [call.key.shape[2] - 60 for call in prompt.calls("replay", 0)]
-    assert pieces == [10, 10, 10]
+    (call,) = prompt.calls("replay", 0)
+    assert call.key.shape[2] - 60 == 3 * 10
     whole = Prompt(found.loaded.model, ids, [found.rules["kvzip"]], {}, None, Settings(8, 1, 2))
     for place, score in prompt.replayed.items():
         assert bool((score <= 1).all())
@@ -300,3 +300,29 @@ def test_replayed_pieces_stand_right_behind_the_prompt(monkeypatch: pytest.Monke
         heads = slice(kv * shared, (kv + 1) * shared)
         largest = torch.stack([one[layer][heads].amax(0) for one in alone]).amax(0)
         torch.testing.assert_close(score.to(largest.dtype), largest, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma", "gpt_oss"])
+def test_reference_queries_of_pieces_see_their_own_piece(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Together in one call they give the outputs that the model gave them piece by piece."""
+    monkeypatch.setattr(KVzip, "piece", 20)
+    found = source(family, rules=["kvzip"], sinks=1, recent=2)
+    ids = found.ids(int(found.texts[0]))[:, : found.prefill]
+    kept: dict[int, list[torch.Tensor]] = {}
+    refer = Prompt._refer
+
+    def watched(self: Prompt, call: AttentionCall, places: list[int], many: int) -> None:
+        some = torch.linspace(0, 19, min(many, 20)).round().long()
+        kept.setdefault(call.layer, []).extend(call.output(some)[i] for i in places)
+        refer(self, call, places, many)
+
+    monkeypatch.setattr(Prompt, "_refer", watched)
+    prompt = Prompt(
+        found.loaded.model, ids, [found.rules["kvzip"]], {}, None, Settings(8, 1, 2)
+    )
+    for layer, outputs in kept.items():
+        (call,) = prompt.calls("replay", layer)
+        torch.testing.assert_close(call.output()[0], torch.cat(outputs, 1))
+        assert call.key.shape[2] == prompt.keys + 60

@@ -37,19 +37,18 @@ def test_values_are_those_of_a_ridge_regression(text: Text) -> None:
     rows, missing = [], []
     at = choice.kept[layer][kv].nonzero()[:, 0]
     for kind in prompt.references:
-        own = list(prompt.calls(kind, layer))
-        for call in own:
-            left = with_kept(call, choice.sparing(prompt.spared[kind]).left(call))[0]
-            for head in range(call.shared):
-                size = float(prompt.metric.of_layer[layer][head].trace())
-                factor = (size / call.query.shape[2] / len(own)) ** 0.5
-                rows.append(factor * left.weights()[0, head][:, at].double())
-                missing.append(factor * (call.output() - left.output())[0, head].double())
+        (call,) = prompt.calls(kind, layer)
+        left = with_kept(call, choice.sparing(prompt.spared[kind]).left(call))[0]
+        for head in range(call.shared):
+            size = float(prompt.metric.of_layer[layer][head].trace())
+            factor = (size / call.query.shape[2]) ** 0.5
+            rows.append(factor * left.weights()[0, head][:, at].double())
+            missing.append(factor * (call.output() - left.output())[0, head].double())
     w, t = torch.cat(rows).numpy(), torch.cat(missing).numpy()
     size = (w**2).sum(1).mean() * RIDGE
     stacked = np.vstack([w, size**0.5 * np.eye(len(at))])
     wanted, *_ = np.linalg.lstsq(stacked, np.vstack([t, np.zeros((len(at), t.shape[1]))]))
-    before = prompt.references["last"][0].value[0, kv, : prompt.keys].double()
+    before = prompt.references["last"][layer].value[0, kv, : prompt.keys].double()
     moved = found.values[layer][kv].double() - before
     exact = text.full.rows.dtype == torch.float64
     tolerance = 1e-8 if exact else 1e-4
@@ -69,7 +68,7 @@ def test_errors_fall_at_the_queries_that_values_are_fitted_to(text: Text) -> Non
         )
         assert after < before
     inside = predicted(
-        prompt.metric, prompt.references["last"], found.sparing(prompt.spared["last"])
+        prompt.metric, prompt.calls("last"), found.sparing(prompt.spared["last"])
     )
     assert price(prompt, found).kl > inside
 

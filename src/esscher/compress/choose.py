@@ -215,11 +215,11 @@ def _by_exact_error(
     """Sizes of heads by greedy steps along the convex hulls of their exact errors in nats."""
     steps, sizes = [], {}
     known: dict[Place, list[tuple[Tensor, Tensor]]] = {}
-    for kind, calls in prompt.references.items():
+    for kind in prompt.references:
         for call in prompt.calls(kind):
             found = _costs(prompt, call, scores, sure, prompt.spared[kind])
-            for kv, (n, cost) in enumerate(found):
-                known.setdefault((call.layer, kv), []).append((n, cost / len(calls)))
+            for kv, pair in enumerate(found):
+                known.setdefault((call.layer, kv), []).append(pair)
     for place, pieces in known.items():
         n = pieces[0][0]
         cost = torch.stack([cost for _, cost in pieces]).sum(0).cummin(0).values

@@ -80,9 +80,9 @@ class Prompt:
         self.settings = settings or Settings()
         self.contexts: dict[Place, Context] = {}
         self.replayed: dict[tuple[str, Place], Tensor] = {}
-        # queries by which choices are priced (``calls`` adds the prompt's keys to replayed ones),
-        # and the last keys of the prompt that stay for them
-        self.references: dict[str, list[AttentionCall]] = {"last": [], "replay": []}
+        # queries by which choices are priced, by layer (``calls`` adds the prompt's keys to
+        # replayed ones), and the last keys of the prompt that stay for them
+        self.references: dict[str, dict[int, AttentionCall]] = {"last": {}, "replay": {}}
         self.spared = {"last": min(self.settings.observe, ids.shape[1] // 2), "replay": 0}
         self._sink = sink
         self._sure: dict[Rule, dict[int, Tensor]] = {}
@@ -132,23 +132,21 @@ class Prompt:
             self.contexts[call.layer, kv] = replace(
                 call.context(kv, rows), output=self._output(call.layer, own)
             )
-        others = [one for one in self.references["last"] if one.layer != call.layer]
         last = call.take(rows[-min(REFERENCE, self.spared["last"]) :])
         # of a sliding window earlier queries see keys that the cache no longer holds
         held = torch.stack([self.held_by((call.layer, kv)) for kv in range(call.kv_heads)])
         held = held.repeat_interleave(call.shared, 0)[None, :, None]
-        self.references["last"] = [*others, with_kept(last, Kept(held))[0]]
+        self.references["last"][call.layer] = with_kept(last, Kept(held))[0]
 
     def calls(self, kind: str, layer: int | None = None) -> Iterator[AttentionCall]:
         """The reference queries of one kind, of all layers or of one, with all their keys; those of
         the prompt are held once.
         """
-        whole = {call.layer: call for call in self.references["last"]}
-        for call in self.references[kind]:
-            if layer is not None and call.layer != layer:
+        for at, call in self.references[kind].items():
+            if layer is not None and at != layer:
                 continue
             if kind == "replay":
-                held = whole[call.layer]
+                held = self.references["last"][at]
                 key, value = (
                     torch.cat([one[:, :, : self.keys], own], 2)
                     for one, own in ((held.key, call.key), (held.value, call.value))
@@ -275,10 +273,14 @@ class Prompt:
         """Keep so many queries of each of these pieces, with the keys of the piece."""
         last = call.query.shape[2] - 1
         some = torch.linspace(0, last, min(many, last + 1), device=self.ids.device).round().long()
+        known = self.references["replay"]
         for place in places:
             one = call.take(some, place)
+            seen = one.visible(torch.arange(len(some), device=some.device))
             key, value = (x[:, :, self.keys :].clone() for x in (one.key, one.value))
-            self.references["replay"].append(replace(one, key=key, value=value))
+            one = replace(one, key=key, value=value, mask=seen)
+            before = known.get(call.layer)
+            known[call.layer] = one if before is None else beside(before, one, self.keys)
 
     def _with_last(self, part: Observed, place: Place, replayed: Tensor) -> Tensor:
         """The mean of a key's scores by the replay and by the last queries; of the keys that stand
@@ -325,6 +327,27 @@ def _batches(pieces: Sequence[Tensor]) -> Iterator[Tensor]:
     for length, same in itertools.groupby(pieces, lambda piece: piece.shape[1]):
         rows = torch.cat(list(same))
         yield from torch.split(rows, max(1, TOGETHER // length))
+
+
+def beside(a: AttentionCall, b: AttentionCall, shared: int) -> AttentionCall:
+    """One call of the queries of both: masks and biases begin with the ``shared`` keys, which both
+    see; of the others, ``key`` and ``value``, each query sees those of its own call.
+    """
+
+    def joined(first: Tensor, second: Tensor) -> Tensor:
+        first = torch.nn.functional.pad(first, (0, second.shape[3] - shared))
+        apart = second.new_zeros(*second.shape[:3], first.shape[3] - second.shape[3])
+        return torch.cat(
+            [first, torch.cat([second[..., :shared], apart, second[..., shared:]], 3)], 2
+        )
+
+    assert a.mask is not None
+    assert b.mask is not None
+    query, key, value = (
+        torch.cat(both, 2) for both in ((a.query, b.query), (a.key, b.key), (a.value, b.value))
+    )
+    bias = None if a.bias is None or b.bias is None else joined(a.bias, b.bias)
+    return replace(a, query=query, key=key, value=value, mask=joined(a.mask, b.mask), bias=bias)
 
 
 def _instruction(tokenizer: Any) -> list[int]:

@@ -33,14 +33,13 @@ RIDGE = 1.0
 
 @dataclass(frozen=True)
 class _Rows:
-    """One reference call: softmax weights (heads, m, P) on the kept keys, and what is missing from
-    the outputs (heads, m, width). ``share``: of one query among those of its kind and layer.
+    """The reference queries of one kind: softmax weights (heads, m, P) on the kept keys, and what
+    is missing from the outputs (heads, m, width).
     """
 
     kind: str
     weights: Tensor
     missing: Tensor
-    share: float
 
     def of(self, heads: slice, kept: Tensor) -> _Rows:
         """The same for the heads that share keys, on the keys they keep."""
@@ -71,17 +70,13 @@ def refit(prompt: Prompt, choice: Choice, ridge: float = RIDGE) -> Choice:
     spared = {kind: choice.sparing(last).kept for kind, last in prompt.spared.items()}
     values, losses = {}, dict.fromkeys((k for k, own in prompt.references.items() if own), 0.0)
     for layer in choice.kept:
-        known = [(kind, call) for kind in losses for call in prompt.calls(kind, layer)]
-        kinds = [kind for kind, _ in known]
         rows = []
-        for kind, call in known:
-            weights, missing = _on_kept(call, spared[kind][layer])
-            share = 1 / (call.query.shape[2] * kinds.count(kind))
-            rows.append(_Rows(kind, weights, missing, share))
-        values[layer] = known[0][1].value[0, :, : prompt.keys].clone()
+        for kind in losses:
+            (call,) = prompt.calls(kind, layer)
+            rows.append(_Rows(kind, *_on_kept(call, spared[kind][layer])))
+        values[layer] = call.value[0, :, : prompt.keys].clone()
         for kv, kept in enumerate(choice.kept[layer]):
-            shared = known[0][1].shared
-            heads = slice(kv * shared, (kv + 1) * shared)
+            heads = slice(kv * call.shared, (kv + 1) * call.shared)
             metric = prompt.metric.of_layer[layer][heads].double()
             moved = _fitted([part.of(heads, kept) for part in rows], metric, ridge, losses)
             values[layer][kv, kept] += moved.to(values[layer].dtype)
@@ -112,7 +107,7 @@ def _fitted(
     """
     heads = len(metric)
     size = metric.diagonal(dim1=1, dim2=2).sum(1).clamp_min(torch.finfo(torch.float64).tiny)
-    factors = [(size * part.share).sqrt()[:, None, None] for part in rows]
+    factors = [(size / part.weights.shape[1]).sqrt()[:, None, None] for part in rows]
     pairs = list(zip(factors, rows, strict=True))
     w = torch.cat([(f * part.weights).flatten(0, 1) for f, part in pairs])
     t = torch.cat([(f * part.missing).flatten(0, 1) for f, part in pairs])
@@ -124,7 +119,7 @@ def _fitted(
     ends = [x.weights.shape[1] * heads for x in rows]
     for f, part, error in zip(factors, rows, torch.split(out_of_sample, ends), strict=True):
         error = error.view(heads, -1, t.shape[1]) / f
-        losses[part.kind] += float((error @ metric * error).sum()) * part.share / 2
+        losses[part.kind] += float((error @ metric * error).sum()) / (2 * error.shape[1])
     return _ridge(w, t, shift)
 
 
