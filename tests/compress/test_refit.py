@@ -67,9 +67,7 @@ def test_errors_fall_at_the_queries_that_values_are_fitted_to(text: Text) -> Non
             for x in (choice, found)
         )
         assert after < before
-    inside = predicted(
-        prompt.metric, prompt.calls("last"), found.sparing(prompt.spared["last"])
-    )
+    inside = predicted(prompt.metric, prompt.calls("last"), found.sparing(prompt.spared["last"]))
     assert price(prompt, found).kl > inside
 
 

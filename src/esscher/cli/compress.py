@@ -44,7 +44,6 @@ def compress(
     ] = None,
     when: Annotated[str | None, option(CompressSpec, "when", options.MEASURED)] = None,
     layers: Annotated[str | None, option(CompressSpec, "layers", options.MEASURED)] = None,
-    heads: Annotated[str | None, option(CompressSpec, "heads", options.MEASURED)] = None,
     sensitivity: Annotated[bool, option(CompressSpec, "sensitivity", options.MEASURED)] = False,
     together: Annotated[bool, option(CompressSpec, "together", options.MEASURED)] = False,
     decode: Annotated[int | None, option(CompressSpec, "decode", options.SIZE)] = None,

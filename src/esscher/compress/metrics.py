@@ -135,15 +135,6 @@ class NeedleWithDistractor(Metric):
     value = _known
 
 
-class Neighbour(Metric):
-    name = "neighbour"
-    help = "Share of texts whose nearest other text, by embedding, is the one found on all keys."
-    tasks = ("encoder",)
-    most = 1.0
-    binary = True
-    value = _known
-
-
 class Predicted(Metric):
     name = "kl_predicted"
     help = "KL predicted from exact errors of heads and their Fisher metric; nats per token."
@@ -167,7 +158,7 @@ class WorstQuery(Metric):
 
 OWN: tuple[type[Metric], ...] = (
     *(Divergence, Predicted, PredictedCross, Loss, Agreement),
-    *(Needle, SeveralNeedles, NeedleWithDistractor, Cosine, Neighbour, Error, WorstQuery),
+    *(Needle, SeveralNeedles, NeedleWithDistractor, Cosine, Error, WorstQuery),
 )
 NEEDLES = {
     "single": Needle.name,

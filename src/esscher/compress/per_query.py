@@ -4,7 +4,6 @@ language models if asked.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -80,14 +79,10 @@ class PerQueryText:
         kept = dict(self.pairs)
 
         def own(call: AttentionCall) -> Kept | None:
-            found, drops = decide(call), source.drops(call.layer)
-            if found is None:
-                return None
-            allowed = found.allowed
-            if drops is not None:
-                allowed = allowed | ~drops[:, None, None].to(allowed.device)
-            kept[call.layer] = int((allowed & _visible(call)).sum())
-            return Kept(allowed, found.weight)
+            found = decide(call)
+            if found is not None:
+                kept[call.layer] = int((found.allowed & _visible(call)).sum())
+            return found
 
         with torch.no_grad(), intervene(model, own) as acted:
             result = model(input_ids=self.ids, **accepted(model, use_cache=False))
@@ -98,25 +93,12 @@ class PerQueryText:
     def _outcome(self, result: Any) -> Outcome:
         task = self.source.task
         if task == "encoder":
-            found = _embedding(result)
-            known = {}
-            if len(self.source.texts) > 1:
-                known["neighbour"] = float(self._nearest(found) == self._nearest(None))
-            return Outcome(task, found[None], known=known)
+            return Outcome(task, result.last_hidden_state[0].mean(0)[None])
         if task == "classifier":
             return Outcome(task, result.logits)
         last = self.source.decode
         targets = self.ids[0, 1:][-last:][1:] if last > 1 else None
         return Outcome(task, result.logits[0, -last:], targets)
-
-    def _nearest(self, found: Tensor | None) -> int:
-        """The other text whose full embedding is nearest to this one; None: to the text's own."""
-        every = _embeddings(self.source)
-        place = self.source.texts.tolist().index(self.window)
-        own = every[place] if found is None else found
-        cosine = torch.nn.functional.cosine_similarity(own[None], every)
-        cosine[place] = -torch.inf
-        return int(cosine.argmax())
 
 
 def _surely(rule: Rule, keys: int) -> float:
@@ -129,18 +111,3 @@ def _visible(call: AttentionCall) -> Tensor:
     """(batch, heads, m, keys)"""
     queries = torch.arange(call.query.shape[2], device=call.query.device)
     return call.visible(queries).expand(-1, call.heads, -1, -1)
-
-
-def _embedding(result: Any) -> Tensor:
-    """(d,): the mean of the last hidden states."""
-    found: Tensor = result.last_hidden_state[0].mean(0)
-    return found
-
-
-@functools.lru_cache(maxsize=1)
-def _embeddings(source: Source) -> Tensor:
-    """(texts, d): of all texts, by the full model."""
-    model = source.loaded.model
-    with torch.no_grad():
-        found = [_embedding(model(input_ids=source.ids(int(window)))) for window in source.texts]
-    return torch.stack(found)

@@ -43,15 +43,6 @@ class Source:
         asked = self.spec.layers
         return asked if asked is not None else tuple(range(self.loaded.layers))
 
-    def drops(self, layer: int) -> Tensor | None:
-        """Query heads (H,) of a layer that drop keys; None where all do."""
-        heads = self.loaded.shapes[layer].heads
-        if layer not in self.layers:
-            return torch.zeros(heads, dtype=torch.bool)
-        if self.spec.heads is None:
-            return None
-        return torch.isin(torch.arange(heads), torch.tensor(self.spec.heads))
-
     def ids(self, window: int) -> Tensor:
         """(1, T), padding left out."""
         row = self.windows.ids[window][~self.windows.padding[window]]
@@ -151,9 +142,6 @@ def _check(spec: CompressSpec, loaded: Loaded) -> None:
         raise ValueError(
             f"layers: {loaded.name} has layers 0 to {loaded.layers - 1}, got {max(spec.layers)}"
         )
-    fewest = min(shape.heads for shape in loaded.shapes)
-    if spec.heads is not None and max(spec.heads) >= fewest:
-        raise ValueError(f"heads: {loaded.name} has heads 0 to {fewest - 1}, got {max(spec.heads)}")
     if spec.when != "cache":
         asked = ("splits", "needles", "sensitivity", "together", "kl", "check")
         given = [name for name in asked if getattr(spec, name)]

@@ -102,9 +102,6 @@ class CompressSpec(RunSpec):
     layers: tuple[int, ...] | None = Field(
         default=None, description="layers to compress, e.g. 0,2-4 (default: all)"
     )
-    heads: tuple[int, ...] | None = Field(
-        default=None, description="query heads to compress, e.g. 0,2-4 (default: all)"
-    )
     sensitivity: bool = Field(
         default=False, description="also compress one head at a time, by the first rule and size"
     )
@@ -141,7 +138,7 @@ class CompressSpec(RunSpec):
         )
         return tuple(dict.fromkeys(found))
 
-    @field_validator("layers", "heads")
+    @field_validator("layers")
     @classmethod
     def _places(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
         return places(value)

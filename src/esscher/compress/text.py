@@ -105,15 +105,11 @@ class Text:
         return int(self.prompt.held_by((layer, 0)).sum())
 
     def kept(self, choice: Choice) -> float:
-        """Keys that a key-value head keeps, on average. A cache that some query head reads whole
-        keeps all its keys.
-        """
+        """Keys that a key-value head keeps, on average."""
         total = 0
         for layer, kv in self.prompt.contexts:
-            rows, drops = choice.kept[layer], self.source.drops(layer)
-            per = self.source.loaded.shapes[layer].heads // len(rows)
-            whole = drops is not None and not bool(drops[kv * per : (kv + 1) * per].all())
-            total += self._held(layer) if whole else int(rows[kv].sum())
+            drops = layer in self.source.layers
+            total += int(choice.kept[layer][kv].sum()) if drops else self._held(layer)
         return total / len(self.prompt.contexts)
 
     def choice(self, cell: Cell) -> Choice:
@@ -127,19 +123,16 @@ class Text:
 
     def left(self, choice: Choice, call: AttentionCall) -> Kept | None:
         """What a layer's queries have left under a choice; None where the layer drops nothing."""
-        drops = self.source.drops(call.layer)
-        return None if drops is not None and not bool(drops.any()) else choice.left(call, drops)
+        return choice.left(call) if call.layer in self.source.layers else None
 
     def errors(self, choice: Choice) -> dict[int, Tensor]:
         """(heads, D, width) by layer: output on the kept keys minus that on all, at the full
         model's inputs.
         """
-        found = {}
-        for call in self.calls:
-            drops = self.source.drops(call.layer)
-            if drops is None or bool(drops.any()):
-                found[call.layer] = head_errors(call, choice, drops)
-        return found
+        dropping = self.source.layers
+        return {
+            call.layer: head_errors(call, choice) for call in self.calls if call.layer in dropping
+        }
 
     def run(self, cell: Cell) -> tuple[Choice, Outcome, list[dict[str, Any]]]:
         """The continuation on what a cell keeps, and its error layer by layer."""

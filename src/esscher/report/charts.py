@@ -108,7 +108,7 @@ def exponents_chart(rates: Any, metric: str, columns: Mapping[str, Column]) -> d
 
 COLORS = 8  # of the palette; more rules go round
 MOST_TOKENS = 4096  # of a prompt on the page; the table has all
-SHOWN = ("kl", "kl_behind", "loss_added", "agreement", "needle", "cosine", "neighbour", "error")
+SHOWN = ("kl", "kl_behind", "loss_added", "agreement", "needle", "cosine", "error")
 
 
 def compression_page(run: Run) -> dict[str, Any]:

@@ -529,7 +529,7 @@ SHORT = {  # columns of short tables, the first six that there are
     "heads": ("layer", "head", "regime", "tokens_needed_10pct", "beta_fit", "effective_tokens"),
     "compress": (
         *("rule", "split", "share", "kl", "kl_predicted", "needle", "loss_added", "agreement"),
-        *("needle_several", "needle_distractor", "cosine", "neighbour", "error"),
+        *("needle_several", "needle_distractor", "cosine", "error"),
     ),
 }
 
