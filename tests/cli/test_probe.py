@@ -87,7 +87,7 @@ def test_table_report_and_run(
     assert [row["head"] for row in found["heads"]] == [1, 2]
     assert found["run"] == str(out)
     assert found["report"] is None
-    assert {"about", "heads", "layers", "budget", "spec"} <= set(found)
+    assert {"about", "heads", "layers", "spec"} <= set(found)
 
 
 @pytest.fixture(scope="module")

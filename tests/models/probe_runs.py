@@ -117,7 +117,7 @@ def head_row(run: Run, layer: int, head: int) -> dict[str, Any]:
 def same_bytes(
     one: Path,
     other: Path,
-    names: tuple[str, ...] = ("heads", "curves", "tails", "layers", "budget"),
+    names: tuple[str, ...] = ("heads", "curves", "tails", "layers"),
 ) -> bool:
     """Whether two runs have the same tables; the stored hash of the spec is part of a file."""
     tables = {path: load_run(path) for path in (one, other)}

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
+from torch import Tensor
 
 from esscher.errors import grid as deposit
-from esscher.probe.curves import AllKeys, add_keys
+from esscher.probe.curves import AllKeys, add_keys, no_keys
+from esscher.probe.spec import ProbeSpec
+from esscher.probe.statistic import HeadView
 from esscher.tails.scores import score_statistics, tail_verdict
+from tests.probe.views import view
 
 
 def held(size: float) -> AllKeys:
@@ -15,12 +21,18 @@ def held(size: float) -> AllKeys:
     q, k, v = (
         torch.randn(rows, 7, generator=generator, dtype=torch.float64) for rows in (11, 900, 900)
     )
-    return AllKeys(q, k, v, size)
+    return AllKeys(size * q @ k.T, v)
+
+
+def every(head: HeadView) -> tuple[Tensor, Tensor]:
+    return head.scores, head.values
 
 
 def on_grid(pool: AllKeys) -> deposit.Deposit:
-    state = deposit.init(11, deposit.choose_grid(torch.float64, "replacement"), pool.v.mean(0))
-    return deposit.update(state, pool.scale * pool.q @ pool.k.T, pool.v)
+    head = view(ProbeSpec(), pool.scores, pool.values)
+    found = add_keys(no_keys(head, 11), head, every)
+    assert isinstance(found, deposit.Deposit)
+    return found
 
 
 def test_softmax_is_that_of_the_grid() -> None:
@@ -39,10 +51,15 @@ def test_the_shape_of_scores_does_not_know_their_size() -> None:
 
 
 def test_a_pool_takes_over_where_the_grid_ends() -> None:
-    pool = held(1.0)
-    start = deposit.init(11, deposit.choose_grid(torch.float64, "replacement"), pool.v.mean(0))
-    scores = pool.q @ pool.k.T
-    assert isinstance(add_keys(start, scores, pool.v, pool), deposit.Deposit)
-    for size in (1e3, 1e15):
-        assert add_keys(start, size * scores, pool.v, pool) is pool
-    assert add_keys(pool, scores, pool.v, None) is pool
+    for size in (1.0, 1e3, 1e15):
+        pool = held(size)
+        whole = view(ProbeSpec(), pool.scores, pool.values)
+        block = view(ProbeSpec(), pool.scores[:, :450], pool.values[:450])
+        start = no_keys(whole, 11)
+        found = add_keys(start, replace(block, whole=whole), every)
+        if size == 1.0:
+            assert isinstance(found, deposit.Deposit)
+            continue
+        assert isinstance(found, AllKeys)
+        assert torch.equal(found.scores, pool.scores)
+        assert add_keys(found, block, every) is found

@@ -14,15 +14,12 @@ import pytest
 
 from esscher.intervals import mean_interval
 from esscher.probe.budget import (
-    budget,
     budget_table,
     find_rule,
     nats_table,
     per_query,
-    random_frontier,
     rule_budget,
 )
-from esscher.runs import Run
 from tests.models.frontiers import CONSTANTS, KEYS, SHARES, frontier, frontier_run, one_head_a_layer
 
 PLACES = [(0, 0), (0, 1), (1, 0), (1, 1)]
@@ -152,115 +149,6 @@ def test_heads_without_a_relative_error_are_left_out() -> None:
     assert np.isfinite(numbers).all(axis=None)
 
 
-# ---- random keys of a corpus: a frontier from curves
-# ------------------------------------------------------------------------------------------
-
-POOL = 1024
-COUNTS = np.array([16, 32, 64, 128, 256, 512, 768, 922, 1024])
-# constants of rms = c sqrt(1/n - 1/N) in units of the limit, by (layer, head); two heads share each
-# key-value head
-RANDOM = {
-    (0, 0): 1.0,
-    (0, 1): 2.0,
-    (0, 2): 4.0,
-    (0, 3): 0.3,
-    (1, 0): 1.0,
-    (1, 1): 1.0,
-    (1, 2): 8.0,
-    (1, 3): 0.5,
-}
-LIMIT = 3.0
-
-
-def tables() -> tuple[pd.DataFrame, pd.DataFrame]:
-    heads = pd.DataFrame(
-        [
-            {"layer": layer, "head": head, "kv_head": head // 2, "status": "ok"}
-            for layer, head in RANDOM
-        ]
-    )
-    rows = []
-    for (layer, head), constant in RANDOM.items():
-        relative = constant * np.sqrt(1 / COUNTS - 1 / POOL)
-        rows.append(
-            pd.DataFrame(
-                {
-                    **{
-                        "layer": layer,
-                        "head": head,
-                        "metric": "l2_kept",
-                        "kind": "exact",
-                        "n": COUNTS,
-                    },
-                    **{
-                        "rms": LIMIT * relative,
-                        "relative": relative,
-                        "stderr": 0.0,
-                        "q95": LIMIT * relative,
-                    },
-                    "local_slope": np.nan,
-                }
-            )
-        )
-        rows.append(rows[-1].assign(metric="l2", rms=99.0))
-    return heads, pd.concat(rows, ignore_index=True)
-
-
-def squared(keys: Any) -> float:
-    """Squared relative error of the four caches, mean over their eight heads, in closed form."""
-    size = [sum(RANDOM[layer, 2 * kv + i] ** 2 for i in (0, 1)) for layer, kv in PLACES]
-    return sum(c2 * (1 / n - 1 / POOL) for c2, n in zip(size, keys, strict=True)) / len(RANDOM)
-
-
-@pytest.mark.parametrize("epsilon", [0.05, 0.1, 0.3])
-def test_random_keys_of_a_corpus(epsilon: float) -> None:
-    """c sqrt(1/n - 1/N): what caches need, and the totals."""
-    found = rule_budget(random_frontier(*tables()), "random", epsilon)
-    squares = [(1 + 4) / 2, (16 + 0.09) / 2, 1, (64 + 0.25) / 2]
-    want = [max(1 / (epsilon**2 / square + 1 / POOL), 16) for square in squares]
-    np.testing.assert_allclose(found.caches["keys"], want, rtol=1e-3)
-    totals = found.totals.set_index("split")
-    assert totals["error"]["best split"] ** 2 == pytest.approx(
-        squared(found.caches["best_split"]), rel=1e-3
-    )
-    assert totals["keys"]["best split"] <= totals["keys"]["uniform"]
-    assert totals["error"]["best split"] <= epsilon * (1 + 1e-6)
-
-
-def test_a_head_counts_by_its_relative_error() -> None:
-    """A layer whose outputs are a hundred times as large, errors with them, needs the same."""
-    heads, curves = tables()
-    curves.loc[curves["layer"] == 1, ["rms", "q95"]] *= 100
-    for asked in ({"epsilon": 0.1}, {"total": 1200}):
-        large, same = (
-            rule_budget(random_frontier(heads, each), "random", **asked)
-            for each in (curves, tables()[1])
-        )
-        pd.testing.assert_frame_equal(large.caches, same.caches)
-        pd.testing.assert_frame_equal(large.totals, same.totals)
-
-
-def test_heads_that_failed_and_heads_that_give_nothing_are_left_out() -> None:
-    heads, curves = tables()
-    curves = curves[(curves["layer"] != 0) | (curves["head"] != 2)]
-    silent = (curves["layer"] == 1) & (curves["head"] == 2)
-    curves.loc[silent, ["rms", "relative"]] = (0.0, np.nan)
-    found = rule_budget(random_frontier(heads, curves), "random", 0.1)
-    assert list(found.caches["heads"]) == [2, 1, 2, 1]
-    assert np.isfinite(found.totals["error"]).all()
-    with pytest.raises(ValueError, match="no errors of kept keys"):
-        find_rule(random_frontier(heads, curves[curves["metric"] == "l2"]), "random")
-
-
-def test_the_budget_of_real_heads_meets_its_error(real_run: Run) -> None:
-    totals = budget(real_run, "random", epsilon=0.1).totals.set_index("split")
-    assert (totals["error"] <= 0.1 * (1 + 1e-6)).all()
-    split = budget(real_run, "random", total=int(0.3 * 6 * 2048)).totals.set_index("split")["error"]
-    assert split["best split"] <= split["uniform"]
-    stored = real_run.table("budget").query("epsilon == 0.1").set_index("split")
-    pd.testing.assert_frame_equal(stored, totals, check_dtype=False)
-
-
 def test_rules_are_found_however_they_are_written() -> None:
     table = frontier({"sinks:4+recent": 1.0, "heavy:last=32": 1.0})
     assert find_rule(table, " sinks:4 + recent") == "sinks:4+recent"
@@ -362,7 +250,7 @@ def test_a_run_has_a_budget_for_a_loss(tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(found.caches, wanted.caches)
     with pytest.raises(ValueError, match="kl: expected a finite number above 0"):
         run.budget(kl=0)
-    with pytest.raises(ValueError, match=r"no losses in nats: .* run esscher probe again"):
+    with pytest.raises(ValueError, match="the model has no language head"):
         frontier_run(tmp_path / "old").budget(kl=0.05)
     encoder = frontier_run(tmp_path / "encoder", frontier().assign(nats=float("nan")))
     with pytest.raises(ValueError, match="the model has no language head"):

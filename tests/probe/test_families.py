@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.probe.session import spread
 from esscher.runs import Run
 from tests.models.probe_runs import (
     captured_layers,
@@ -41,8 +40,8 @@ def probe(model: Any, words: Any, out: Path, **more: Any) -> Run:
     return es.probe(model, few_texts(), tokenizer=words, out=out, **{**SMALL, **more})
 
 
-def truths(run: Run, layer: int, head: int) -> dict[str, es.ErrorCurve]:
-    """Exact curves of one head from tensors captured window by window; scores are capped by
+def truth_of(run: Run, layer: int, head: int) -> es.ErrorCurve:
+    """Exact curve of one head from tensors captured window by window; scores are capped by
     hand.
     """
     found = source(run)
@@ -56,20 +55,8 @@ def truths(run: Run, layer: int, head: int) -> dict[str, es.ErrorCurve]:
         scores = cap * torch.tanh(scores / cap)
     # the key of a token is its own axis, so scores are the queries
     one = torch.eye(scores.shape[1], dtype=torch.float64)
-    kept = spread(len(scores), found.spec.kept_queries)
-    return {
-        "l2": es.exact_pool_curve(
-            scores, one, v[own], rows_of(run, layer, head)["n"].to_numpy(), scale=1.0
-        ),
-        "l2_kept": es.exact_pool_curve(
-            scores[kept],
-            one,
-            v[own],
-            rows_of(run, layer, head, "l2_kept")["n"].to_numpy(),
-            "bernoulli",
-            1.0,
-        ),
-    }
+    counts = rows_of(run, layer, head)["n"].to_numpy()
+    return es.exact_pool_curve(scores, one, v[own], counts, scale=1.0)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "bert"])
@@ -81,10 +68,8 @@ def test_curves_of_tiny_models(name: str, tmp_path: Path) -> None:
     assert set(heads["token_space"]) == {"hidden" if name == "bert" else "query-key"}
     assert set(heads["reason"]) == {""}
     for head in (1, 2):
-        for metric, truth in truths(run, 1, head).items():
-            np.testing.assert_allclose(
-                rows_of(run, 1, head, metric)["rms"], truth.rms, rtol=1e-4, atol=1e-12
-            )
+        truth = truth_of(run, 1, head).rms
+        np.testing.assert_allclose(rows_of(run, 1, head)["rms"], truth, rtol=1e-4, atol=1e-12)
 
 
 def test_horizons_where_positions_rotate(tmp_path: Path) -> None:
@@ -205,7 +190,7 @@ def test_a_query_bias_is_in_and_a_key_bias_cancels(tmp_path: Path) -> None:
     for name in ("horizon", "horizon2", "coupling", "reach"):
         np.testing.assert_allclose(with_query[name], plain[name], rtol=1e-5)
     for head in (1, 2):
-        truth = truths(runs["query"], 1, head)["l2"]
+        truth = truth_of(runs["query"], 1, head)
         np.testing.assert_allclose(rows_of(runs["query"], 1, head)["rms"], truth.rms, rtol=1e-4)
         # a token's own tensors with the bias taken off give another curve: that of the run without
         # it

@@ -4,6 +4,7 @@ from its tables; parts and wide scores.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ import torch
 
 import esscher as es
 from esscher.errors.integral import error_from_nodes
-from esscher.probe.curves import AllKeys
 from esscher.probe.spec import ProbeSpec
 from esscher.probe.statistics.weights import GAPS, Tail
 from tests.models.probe_runs import captured_layers, few_texts, head_row, source, tiny_model
@@ -88,8 +88,8 @@ def test_scores_wider_than_a_grid_are_summed_key_by_key() -> None:
     seen = torch.ones(2, 40, dtype=torch.bool)
     seen[0, 5:20] = False
     scores = (q @ k.T).masked_fill(~seen, -torch.inf)
-    pool = AllKeys(q, k, torch.zeros(40, 1), 1.0, None, seen)
-    found = Tail().measure(view(ProbeSpec(), scores, all_keys=pool))
+    whole = view(ProbeSpec(), scores)
+    found = Tail().measure(replace(whole, whole=whole))
     for i in range(2):
         own = seen[i].nonzero()[:, 0]
         gap = scores[i].max().double() - scores[i, own].double().sort(descending=True).values[1:]

@@ -30,7 +30,6 @@ from tests.probe.views import INFO, view
 QUERIES, KEPT, KEYS, WIDTH = 11, 5, 307, 3
 COUNTS = np.array([1, 7, 50, 300])
 SPEC = ProbeSpec(pool="corpus", kept_queries=KEPT)
-SAMPLINGS = {"draws": "replacement", "kept": "bernoulli"}
 
 
 def pool(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
@@ -70,10 +69,9 @@ def stored(state: HeadState) -> HeadState:
 
 
 def assert_same(a: HeadState, b: HeadState, rtol: float) -> None:
-    for name, sampling in SAMPLINGS.items():
-        left, right = (deposit.finish(head.states[name], COUNTS, sampling).mse for head in (a, b))
-        np.testing.assert_allclose(left, right, rtol=rtol)
-        assert torch.equal(a.states[name].keys, b.states[name].keys)
+    left, right = (deposit.finish(head.states["draws"], COUNTS).mse for head in (a, b))
+    np.testing.assert_allclose(left, right, rtol=rtol)
+    assert torch.equal(a.states["draws"].keys, b.states["draws"].keys)
     tails = [head.states["tail"][1] for head in (a, b)]
     np.testing.assert_allclose(*(finish_tail(tail).khat for tail in tails), rtol=1e-12)
     assert torch.equal(*(tail.count for tail in tails))
@@ -83,18 +81,11 @@ def assert_same(a: HeadState, b: HeadState, rtol: float) -> None:
 def test_errors_of_a_state_are_those_of_the_pool(dtype: torch.dtype, rtol: float) -> None:
     scores, values = pool(dtype)
     state = state_of(slice(None), dtype)
-    for name, rows in (("draws", range(QUERIES)), ("kept", spread(QUERIES, KEPT).tolist())):
-        sampling = SAMPLINGS[name]
-        found = deposit.finish(state.states[name], COUNTS, sampling).mse
-        truth = es.exact_pool_curve(
-            scores[list(rows)].double(),
-            torch.eye(KEYS, dtype=torch.float64),
-            values.double(),
-            COUNTS,
-            sampling=sampling,
-            scale=1.0,
-        )
-        np.testing.assert_allclose(found, truth.queries.mse, rtol=rtol)
+    found = deposit.finish(state.states["draws"], COUNTS).mse
+    truth = es.exact_pool_curve(
+        scores.double(), torch.eye(KEYS, dtype=torch.float64), values.double(), COUNTS, scale=1.0
+    )
+    np.testing.assert_allclose(found, truth.queries.mse, rtol=rtol)
 
 
 def test_parts_merge_to_the_whole_in_any_order_and_from_other_centres() -> None:

@@ -15,7 +15,7 @@ import torch
 
 import esscher as es
 from esscher.errors.more_text import BEYOND, PIECES
-from esscher.probe.curves import AllKeys, headline, headline_numbers
+from esscher.probe.curves import headline, headline_numbers
 from esscher.probe.session import Queries, Session, spread
 from esscher.probe.spec import ProbeSpec, drawn_ladder
 from esscher.probe.statistic import HeadEnd, HeadView, LayerMoments, Result
@@ -41,7 +41,8 @@ def tokens(width: float = 1.0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
 def head(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, some: slice = slice(None)) -> HeadView:
     pieces, at = torch.arange(KEYS) * PIECES // KEYS, torch.arange(KEYS)
     more = {"pieces": pieces[some], "positions": at[some], "center": v.mean(0)}
-    return view(SPEC, q @ k[some].T, v[some], AllKeys(q, k, v, 1.0), keys=KEYS, **more)
+    whole = view(SPEC, q @ k.T, v, keys=KEYS)
+    return view(SPEC, q @ k[some].T, v[some], keys=KEYS, whole=whole, **more)
 
 
 def found_of(whole: HeadView, state: Pieces | None = None) -> Result:

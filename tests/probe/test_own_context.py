@@ -12,7 +12,7 @@ import torch
 
 import esscher as es
 from esscher.probe import session as context
-from esscher.probe.spec import ProbeSpec, drawn_ladder, kept_ladder
+from esscher.probe.spec import drawn_ladder
 from tests.models.probe_runs import (
     captured_layers,
     few_texts,
@@ -254,11 +254,3 @@ def test_contexts_that_are_all_too_short_are_refused(tmp_path: Path) -> None:
     """A window of 5 keys."""
     with pytest.raises(ValueError, match="no query sees 16 keys, 5 at most, so nothing can be"):
         probe("mistral", tmp_path, n=None)
-
-
-@pytest.mark.parametrize("keys", [16, 17, 63, 64, 65, 508, 511, 512, 513, 2048, 3000, 16384])
-def test_the_ladder_of_kept_keys_has_every_octave(keys: int) -> None:
-    """A context one key short of a power of two has the octaves of its neighbours."""
-    ladder = kept_ladder(ProbeSpec(), keys)
-    octaves = [16 * 2**i for i in range(20) if 16 * 2**i < 0.7 * keys]
-    assert ladder.tolist() == sorted({*octaves, *(round(f * keys) for f in (0.75, 0.9, 1.0))})

@@ -26,7 +26,6 @@ from esscher.probe.spec import (
     drawn_ladder,
     fit_points,
     fit_range,
-    kept_ladder,
     own_ladder,
 )
 from esscher.runs import Run, execute, load_run
@@ -91,11 +90,6 @@ def test_parts_of_a_corpus_give_the_tables_of_one_pass(tmp_path: Path) -> None:
         np.testing.assert_allclose(heads[0][name], heads[1][name], rtol=1e-4, atol=1)
     for name in ("curves", "tails", "layers"):
         close(whole.table(name), parts.table(name), rtol=1e-4)
-    close(
-        whole.table("budget"),
-        parts.table("budget"),
-        rtol=1e-3,
-    )
 
 
 @pytest.mark.slow
@@ -184,22 +178,21 @@ def test_a_killed_probe_resumes_to_the_same_bytes(
 @pytest.mark.parametrize("keys", [1, 2, 7, 16, 17, 100, 1000, 2048, 16384, 123457])
 def test_ladders_rise_to_the_pool(keys: int) -> None:
     spec = ProbeSpec()
-    own, drawn, kept = own_ladder(spec, keys), drawn_ladder(spec, keys), kept_ladder(spec, keys)
-    for ladder in (own, drawn, kept):
+    own, drawn = own_ladder(spec, keys), drawn_ladder(spec, keys)
+    for ladder in (own, drawn):
         assert (np.diff(ladder) > 0).all()
         assert ladder[0] >= 1
-    assert own[-1] == kept[-1] == keys
+    assert own[-1] == keys
     assert drawn[-1] == max(1024 * keys, 4096)
     assert {*own, *FIXED, *fit_points(fit_range(spec, keys))} <= set(drawn)
     if keys >= 1000:
-        assert own[0] == kept[0] == 16
+        assert own[0] == 16
         assert (np.diff(np.log2(own.astype(float))) <= 0.53).all()
 
 
 def test_given_ladders_are_kept_and_must_fit() -> None:
     spec = ProbeSpec.read({"n": "10,100,400"})
     assert own_ladder(spec, 500).tolist() == [10, 100, 400]
-    assert kept_ladder(spec, 500).tolist() == [10, 100, 400, 500]
     drawn = set(drawn_ladder(spec, 500).tolist())
     assert drawn == {
         10,

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esscher.probe.curves import AllKeys
 from esscher.probe.session import spread
 from esscher.probe.spec import ProbeSpec
 from esscher.probe.statistic import HeadView, LayerInfo
@@ -19,7 +18,6 @@ def view(
     spec: ProbeSpec,
     scores: Tensor,
     values: Tensor | None = None,
-    all_keys: AllKeys | None = None,
     *,
     keys: int | None = None,
     kept: Tensor | None = None,
@@ -38,6 +36,5 @@ def view(
         values=values,
         kept=kept,
         given=scores,
-        all_keys=all_keys,
         **settings,
     )

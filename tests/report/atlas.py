@@ -337,32 +337,16 @@ def _needed(beta: float, epsilon: float, s: float) -> float:
 
 def _curves(row: dict[str, Any], generator: np.random.Generator, *, moments: bool) -> list[Columns]:
     n = np.unique((16 * 2.0 ** np.arange(0, 20.5, 0.5)).astype(int))
-    made = [_curve(row, "l2", "exact", n, 1.0, "replacement")]
-    kept = np.unique((16 * 2.0 ** np.arange(0, 10.1, 1.0)).astype(int))
-    made.append(
-        _curve(
-            row, "l2_kept", "exact", kept, np.sqrt(np.maximum(0.0, 1 - kept / KEYS)), "bernoulli"
-        )
-    )
+    made = [_curve(row, "l2", "exact", n, 1.0)]
     if moments:
         few = np.array([64, 256, 1024, 4096])
         for metric in ("mean", "cov"):
-            made.append(
-                _curve(
-                    row,
-                    metric,
-                    "montecarlo",
-                    few,
-                    generator.lognormal(-1.0, 0.1, few.size),
-                    "replacement",
-                )
-            )
+            factor = generator.lognormal(-1.0, 0.1, few.size)
+            made.append(_curve(row, metric, "montecarlo", few, factor))
     return made
 
 
-def _curve(
-    row: dict[str, Any], metric: str, kind: str, n: Any, factor: Any, sampling: str
-) -> Columns:
+def _curve(row: dict[str, Any], metric: str, kind: str, n: Any, factor: Any) -> Columns:
     rms = row["limit_rms"] * math.exp(row["score_sd"] / 2) * n ** -row["beta_fit"] * factor
     slope = (
         np.gradient(np.log(np.maximum(rms, 1e-12)), np.log(n))
@@ -380,7 +364,6 @@ def _curve(
         "stderr": 0.06 * rms if kind == "montecarlo" else 0.0,
         "q95": 2.2 * rms if kind == "exact" else np.nan,
         "local_slope": slope,
-        "sampling": sampling,
     }
 
 

@@ -75,20 +75,20 @@ def test_policy_refuses_requests_and_foreign_scripts(browser: Browser, atlas_pag
     page.close()
 
 
-def test_epsilon_changes_cells_words_and_cache(visit: Visit, atlas_page: Path, atlas: Run) -> None:
+def test_epsilon_changes_cells_and_words(visit: Visit, atlas_page: Path, atlas: Run) -> None:
     page = visit(atlas_page)
     heads = atlas.table("heads")
     seen = {}
     for percent in ("5", "10", "20"):
         page.click(f"#map .choice button[data-value='{percent}']")
-        seen[percent] = (page.texts(".map .celltext"), page.text(".words"), page.text(".cache"))
+        seen[percent] = (page.texts(".map .celltext"), page.text(".words"))
         page.hover(".cell[data-head='L0H0']")
         row = heads[(heads["layer"] == 0) & (heads["head"] == 0)].iloc[0]
         assert page.texts(".cell[data-head='L0H0'] title") == [
             f"L0H0: tokens needed for {percent} % {round(row[f'tokens_needed_{percent}pct']):,}"
         ]
-        assert f"error of {percent} %" in seen[percent][2]
-    for part in range(3):
+        assert f"error of {percent} %" in seen[percent][1]
+    for part in range(2):
         assert len({str(shown[part]) for shown in seen.values()}) == 3
 
 

@@ -161,11 +161,3 @@ def test_fits_its_width(visit: Visit, rules_page: Path, artefacts: Path, width: 
     page = visit(rules_page, "#L0H0", width=width)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     page.screenshot(artefacts / f"rules_{width}.png")
-
-
-def test_random_keys_are_named_where_no_rule_was_compared(visit: Visit, atlas_page: Path) -> None:
-    page = visit(atlas_page)
-    assert page.count("#rules") == 0
-    assert page.text(".cache h3") == "Keys dropped at random"
-    assert "of the keys at random" in page.text(".cache")
-    assert "could" not in page.text(".cache")

@@ -2,10 +2,9 @@
 nats, and the best split of a total.
 
 Everything is read from a frontier: the relative error of every head at a ladder of sizes, for each
-keep rule, and in a language model its predicted KL in nats. Random keys are one rule; a run that
-compared no rules has their frontier in its curves. All keys kept is no error, the last size of
-every ladder; between sizes logarithms are interpolated. A size counts for the largest error from it
-on, so that more keys never cost.
+keep rule, and in a language model its predicted KL in nats. All keys kept is no error, the last
+size of every ladder; between sizes logarithms are interpolated. A size counts for the largest error
+from it on, so that more keys never cost.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from esscher.errors.budget import Counts, Sharing, log_rms, tokens_needed
@@ -27,16 +25,14 @@ from esscher.errors.curve import ErrorCurve, Floats
 from esscher.hf.gradients import SECOND_ORDER
 from esscher.inputs import as_count, as_positive
 from esscher.intervals import mean_interval
-from esscher.keep import Strided, parse
-from esscher.keep.rule import WHERE, Chance
-from esscher.probe.curves import METRICS
+from esscher.keep import parse
+from esscher.keep.rule import WHERE
 from esscher.probe.session import measured_part
 from esscher.probe.spec import ALLOWED, FLOOR, SHARES
 from esscher.runs import Run, load_run
 from esscher.runs.columns import Column, with_ends
 
 OWN, UNIFORM, CUT, BEST = ("every head at the error", "uniform", "one cut", "best split")
-RANDOM = "random"
 LOSS = 0.05  # nats per token that a budget allows unless told, where heads have losses
 UNIT = 1000  # sizes are counted in thousandths of a key: a mean number of keys is not whole
 FEWEST = 1e-9  # relative errors below are rounding; a curve is 0 at its last size only
@@ -182,13 +178,16 @@ def budget(
     any cache that needs the fewest keys, and ``rules`` compares all.
     """
     run = run if isinstance(run, Run) else load_run(run)
-    nothing = epsilon is None and total is None and kl is None
-    if nothing:  # a loss if the run has any, else an error
-        priced = "frontier" in run.tables and _priced(run.table("frontier"))
-        asked = Asked(kl=LOSS) if priced else Asked(ALLOWED)
+    frontier, rules = frontier_of(run), None
+    if epsilon is None and total is None and kl is None:
+        asked = Asked(kl=LOSS) if _priced(frontier) else Asked(ALLOWED)
     else:
         asked = as_asked(epsilon, total, kl)
-    frontier, rules = frontier_of(run, asked), None
+    if asked.kl is not None and not _priced(frontier):
+        raise ValueError(
+            f"kl: {run.path} has no losses in nats: the model has no language head, or cannot"
+            " continue from a cache"
+        )
     if rule is None:
         rules = budget_table(frontier, [asked])
         rule = best_rule(rules, asked)
@@ -207,43 +206,22 @@ def best_rule(totals: pd.DataFrame, asked: Asked) -> str:
     return str(best["rule"].iloc[0])
 
 
-def frontier_of(run: Run, asked: Asked) -> pd.DataFrame:
-    """The frontier of a stored probe; of random keys alone where no rules were compared."""
+def frontier_of(run: Run) -> pd.DataFrame:
+    """The frontier of a stored probe."""
     if run.manifest.job != "probe":
         raise ValueError(
             f"{run.path}: expected a run of esscher probe, got one of {run.manifest.job}"
         )
-    frontier = run.table("frontier") if "frontier" in run.tables else None
-    if asked.kl is not None and (frontier is None or not _priced(frontier)):
-        reason = "no keep rules were compared; use --pool sequence"
-        if frontier is not None:
-            reason = "the model has no language head, or cannot continue from a cache"
-            if "nats" not in frontier:
-                reason = "it was made before probes had any; run esscher probe again"
-        raise ValueError(f"kl: {run.path} has no losses in nats: {reason}")
-    if frontier is not None:
-        return frontier
-    return random_frontier(run.table("heads"), run.table("curves"))
+    if "frontier" not in run.tables:
+        raise ValueError(
+            f"{run.path}: no keep rules were compared; run esscher probe with --pool sequence"
+        )
+    return run.table("frontier")
 
 
 def _priced(frontier: pd.DataFrame) -> bool:
     """Whether every head has losses in nats."""
     return "nats" in frontier and bool(frontier["nats"].notna().all())
-
-
-def random_frontier(heads: pd.DataFrame, curves: pd.DataFrame) -> pd.DataFrame:
-    """The frontier of random keys from the curves of kept keys. A head without any error, whose
-    values are all alike, is left out.
-    """
-    kept = curves[curves["metric"] == METRICS["bernoulli"]].sort_values(["layer", "head", "n"])
-    kept = kept.merge(heads[["layer", "head", "kv_head"]], on=["layer", "head"])
-    by_head = kept.groupby(["layer", "head"])
-    kept = kept.assign(rule=RANDOM, kept=kept["n"].astype(float))
-    kept["keys"] = by_head["n"].transform("max").astype(float)
-    kept["share"] = kept["kept"] / kept["keys"]
-    some = kept[by_head["rms"].transform("first") > 0]
-    names = ["layer", "head", "kv_head", "rule", "share", "kept", "keys", "relative"]
-    return some[names].reset_index(drop=True)
 
 
 def find_rule(frontier: pd.DataFrame, text: str) -> str:
@@ -510,41 +488,3 @@ def _fewest(sharing: Sharing, target: float) -> dict[str, Counts]:
     uniform = sharing.fewest(target, sharing.uniform)
     best = sharing.fewest(target, sharing.steepest_first)
     return {UNIFORM: sharing.uniform(uniform), BEST: sharing.best(best)}
-
-
-# ---- kvpress
-
-
-def prune_ratios(run: Run, rule: str | None) -> npt.NDArray[np.float32]:
-    """Shares to drop of each cache, (99, layers, kv_heads), as kvpress's press with a budget for
-    each head reads them: row i is the best split that drops (i + 1) % of the keys of all caches.
-
-    Below the smallest size that was measured every cache shrinks in proportion.
-    """
-    frontier, about = frontier_of(run, Asked(ALLOWED)), run.table("about").iloc[0]
-    names = list(dict.fromkeys(frontier["rule"]))
-    if rule is None and len(names) > 1:
-        raise ValueError(f"--kvpress: give the rule, one of {', '.join(names)}")
-    rule = find_rule(frontier, rule or names[0])
-    parts = parse(rule).parts
-    moves = per_query(rule) or any(isinstance(part, Strided) for part in parts)
-    if moves or any(isinstance(part, Chance) and part.reweight for part in parts):
-        raise ValueError(
-            f"--kvpress: {rule} chooses keys for each query or gives them weights; a press drops"
-            " keys once and has no weights; give another rule"
-        )
-    known = RuleCaches(frontier, rule)
-    layers, kv_heads = int(about["layers"]), int(about["kv_heads"])
-    if len(known.caches) < layers * kv_heads:
-        raise ValueError(
-            f"--kvpress: expected {kv_heads} key-value heads of {layers} layers, got"
-            f" {len(known.caches)} in all; probe all layers and heads"
-        )
-    least, most = known.sharing.least, known.sharing.most
-    found = []
-    for percent in range(1, 100):
-        total = round((100 - percent) / 100 * int(most.sum()))
-        few = total < least.sum()
-        kept = least * (total / least.sum()) if few else known.sharing.steepest_first(total)
-        found.append(1 - kept / most)
-    return np.array(found, dtype=np.float32).reshape(99, layers, kv_heads)

@@ -8,14 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from esscher.errors import grid as deposit
 from esscher.errors.budget import tokens_needed
@@ -23,76 +21,43 @@ from esscher.errors.curve import ErrorCurve, QueryErrors, concatenate
 from esscher.errors.grid import Deposit
 from esscher.errors.integral import error_from_nodes
 from esscher.errors.rate import fit_rate
-from esscher.hf.call import score
 from esscher.probe.spec import COMPARED, FIT, ProbeSpec, fit_points, fit_range
-from esscher.probe.statistic import Numbers
+from esscher.probe.statistic import HeadView, Numbers
 from esscher.runs.columns import Column
 from esscher.tails.scores import SURVIVAL_AT
 
 Indices = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-METRICS = {"replacement": "l2", "bernoulli": "l2_kept"}  # of the errors of outputs, by sampling
+METRIC = "l2"  # root mean square error of a head's outputs, in the table ``curves``
+SAMPLING = "replacement"  # of the keys
 
 
 @dataclass(frozen=True)
 class AllKeys:
-    """Queries (m, k) and all keys (N, k) and values (N, d_v) of a head; scores are ``factor`` times
-    those of the model.
-
-    ``sink``: a logit of each query that is in the softmax without a key. Draws take it for one more
-    key of value 0.
+    """Scores (m, N) of all keys and their values (N, d_v), in place of deposits where the scores
+    are wider than a grid; -inf for keys that a query does not see.
     """
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    scale: float
-    bias: Tensor | None = None  # (m, N)
-    seen: Tensor | None = None  # (m, N): which keys each query sees; None: all
-    softcap: float | None = None
-    sink: Tensor | None = None  # (m,)
-    factor: float = 1.0
+    scores: Tensor
+    values: Tensor
 
     @property
     def keys(self) -> Tensor:
         """(m,): how many each query sees."""
-        if self.seen is not None:
-            return self.seen.sum(1).cpu()
-        return torch.full((len(self.q),), len(self.k), dtype=torch.int64)
+        return (self.scores > -torch.inf).sum(1)
 
-    def only(self, rows: Tensor) -> AllKeys:
-        """The same for some of the queries."""
-        rows = rows.to(self.q.device)
-        bias, seen, sink = (
-            None if x is None else x[rows] for x in (self.bias, self.seen, self.sink)
-        )
-        return replace(self, q=self.q[rows], bias=bias, seen=seen, sink=sink)
-
-    @cached_property
-    def scores(self) -> Tensor:
-        """(m, N) float64, -inf for keys that a query does not see; a sink logit comes last."""
-        found = score(
-            self.q.double(), self.k.double(), self.scale, self.softcap, self.bias, self.seen
-        )
-        if self.sink is not None:
-            found = torch.cat([found, self.sink[:, None]], 1)
-        return self.factor * found
-
-    def errors(self, n: npt.NDArray[np.int64], sampling: str, of: int) -> QueryErrors:
-        """Of n keys drawn with replacement, or of keys kept with probability n / of."""
-        parts, values = [], self.v if self.sink is None else pad(self.v, (0, 0, 0, 1))
+    def errors(self, n: Indices) -> QueryErrors:
+        """Of n keys drawn with replacement."""
+        parts = []
         for row in self.scores:  # each query has keys of its own
             own = row > -torch.inf
-            found = error_from_nodes(
-                row[own][None], None, values[own], None, n, sampling=sampling, of=of
-            )
-            parts.append(found)
+            parts.append(error_from_nodes(row[own][None], None, self.values[own], None, n))
         return concatenate(parts)
 
     def statistics(self) -> dict[str, Floats]:
         """As esscher.tails.scores.score_statistics, from the scores themselves."""
-        seen, count = self.scores > -torch.inf, (self.scores > -torch.inf).sum(1)
+        seen, count = self.scores > -torch.inf, self.keys
         apart = self.scores - self.scores.amax(1, keepdim=True)
         apart = apart - torch.where(seen, apart, 0.0).sum(1, keepdim=True) / count[:, None]
         sd = (torch.where(seen, apart, 0.0).square().sum(1) / count).sqrt()
@@ -101,18 +66,30 @@ class AllKeys:
         return {k: x.double().cpu().numpy() for k, x in (found | {"survival": above}).items()}
 
 
+def no_keys(head: HeadView, queries: int) -> Deposit:
+    """Score grids of some queries of a head before any key."""
+    return deposit.init(queries, deposit.choose_grid(head.queries.dtype, SAMPLING), head.center)
+
+
 def add_keys(
-    state: Deposit | AllKeys, scores: Tensor, values: Tensor, pool: AllKeys | None
+    state: Deposit | AllKeys, head: HeadView, keys: Callable[[HeadView], tuple[Tensor, Tensor]]
 ) -> Deposit | AllKeys:
     """The deposits after a block of keys, or all keys where they are held and the scores are too
-    wide for a grid.
+    wide for a grid. ``keys``: scores and values of a view.
     """
     if isinstance(state, AllKeys):
         return state
+    scores, values = keys(head)
     extent = deposit.reach(state, scores)
-    if pool is not None and (extent.cells > deposit.MAX_CELLS or not extent.largest < deposit.FAR):
-        return pool
+    if head.whole is not None and too_wide(extent):
+        scores, values = keys(head.whole)
+        return AllKeys(scores.double(), values)
     return deposit.update(state, scores, values, extent=extent, owned=True)
+
+
+def too_wide(extent: deposit.Extent) -> bool:
+    """Whether scores span more than a grid, or are not finite."""
+    return extent.cells > deposit.MAX_CELLS or not extent.largest < deposit.FAR
 
 
 # ---- curves
@@ -128,19 +105,9 @@ EFFECTIVE_TOKENS = Column(
 )
 
 
-def error_numbers(
-    state: Deposit | AllKeys,
-    n: Indices,
-    sampling: str,
-    of: int,
-) -> dict[str, Tensor]:
-    """Exact errors of each query at every n: n keys drawn with replacement, or keys kept with
-    probability n / of.
-    """
-    if isinstance(state, AllKeys):
-        found = state.errors(n, sampling, of)
-    else:
-        found = deposit.finish(state, n, sampling, of=of)
+def error_numbers(state: Deposit | AllKeys, n: Indices) -> dict[str, Tensor]:
+    """Exact errors of each query at every n: n keys drawn with replacement."""
+    found = state.errors(n) if isinstance(state, AllKeys) else deposit.finish(state, n, SAMPLING)
     names = ("mse", "sum_p2", "dmse_dlogn", "limit", "delta")
     numbers = {
         name: torch.from_numpy(np.array(getattr(found, name), dtype=np.float64)) for name in names
@@ -149,7 +116,7 @@ def error_numbers(
     return numbers | {"accuracy": accuracy, "keys": state.keys.cpu()}
 
 
-def curve_of(found: Numbers, n: Indices, sampling: str) -> ErrorCurve:
+def curve_of(found: Numbers, n: Indices) -> ErrorCurve:
     """The curve over all queries alike."""
     mse, sum_p2, limit, delta = (
         found[name].numpy() for name in ("mse", "sum_p2", "limit", "delta")
@@ -162,8 +129,8 @@ def curve_of(found: Numbers, n: Indices, sampling: str) -> ErrorCurve:
         dmse_dlogn=found["dmse_dlogn"].numpy(),
         accuracy=float(found["accuracy"].max()),
     )
-    curve = ErrorCurve.from_queries(n, queries, kind="exact", origin=f"exact, {sampling}")
-    return replace(curve, metric=METRICS[sampling])
+    curve = ErrorCurve.from_queries(n, queries, kind="exact", origin=f"exact, {SAMPLING}")
+    return replace(curve, metric=METRIC)
 
 
 def curve_rows(curve: ErrorCurve) -> pd.DataFrame:
@@ -171,7 +138,6 @@ def curve_rows(curve: ErrorCurve) -> pd.DataFrame:
     frame, empty = curve.to_frame(), np.full(curve.n.size, np.nan)
     frame["local_slope"] = empty if curve.slope is None else curve.slope
     frame["effective_tokens"] = empty if curve.effective_tokens is None else curve.effective_tokens
-    frame["sampling"] = "bernoulli" if curve.metric == METRICS["bernoulli"] else "replacement"
     return frame
 
 

@@ -19,7 +19,7 @@ import pandas as pd
 from esscher.hf.capture import parity
 from esscher.hf.checkpoint import written
 from esscher.hf.loading import Loaded, wrap_model
-from esscher.probe.budget import LOSS, Asked, budget_table, nats_table, random_frontier
+from esscher.probe.budget import LOSS, Asked, budget_table, nats_table
 from esscher.probe.measure import (
     LayerState,
     columns,
@@ -133,8 +133,6 @@ def consolidate(session: Session, shards: Sequence[Shard]) -> Mapping[str, Any]:
         sampled = side_by_side(shard for shard in shards if "moments" in shard.unit)
         tables = with_moments(tables, sampled)
     frontier = tables.get("frontier", pd.DataFrame())
-    if not len(frontier) and "curves" in tables:
-        frontier = random_frontier(tables["heads"], tables["curves"])
     if len(frontier) and np.isfinite(frontier["relative"]).any():
         asked = [Asked(epsilon) for epsilon in spec.epsilons]
         if len(nats := nats_table(frontier)):

@@ -24,7 +24,6 @@ from torch.nn.functional import pad
 
 from esscher.hf.call import AttentionCall, at_least_single
 from esscher.hf.capture import forward
-from esscher.probe.curves import AllKeys
 from esscher.probe.measure import HeadState, LayerState, head_of
 from esscher.probe.session import FEWEST, Indices, Session
 from esscher.probe.statistic import (
@@ -161,9 +160,8 @@ class WindowLayer:
             found = {  # a view would be stored with all that it is a view of
                 n: {key: x.cpu().clone() for key, x in part.items()} for n, part in found.items()
             }
-            assert view.seen is not None
             numbers = torch.from_numpy(self.session.queries.inside(self.number))[rows.cpu()]
-            keys = (view.seen & (view.positions >= 0)).sum(1).cpu()
+            keys = self.seen[head, rows].sum(1).cpu()
             heads[head] = HeadState({}, found, numbers, numbers[view.kept], keys)
         return heads
 
@@ -177,19 +175,14 @@ class WindowLayer:
         q, k, v = (at_least_single(x) for x in parts)
         if not bool((torch.isfinite(scores) | ~seen).all()) or not bool(torch.isfinite(v).all()):
             raise ValueError(OVERFLOW)
-        bias = call.bias
-        if bias is not None:
-            bias = at_least_single(bias[0, head if bias.shape[1] > 1 else 0])[rows][:, keys]
-        sink = None if call.sinks is None else at_least_single(call.sinks[head]).expand(len(rows))
-        everything = AllKeys(q, k, v, info.scale, bias, seen, info.softcap, sink)
         positions = keys
-        if sink is not None:  # draws take it for one more key, of value 0
-            scores = torch.cat([scores, sink[:, None]], 1)
-            k, v, seen = pad(k, (0, 0, 0, 1)), pad(v, (0, 0, 0, 1)), pad(seen, (0, 1), value=True)
-            positions = pad(positions, (0, 1), value=-1)
+        if call.sinks is not None:  # draws take it for one more key, of value 0
+            sink = at_least_single(call.sinks[head]).expand(len(rows), 1)
+            scores, positions = torch.cat([scores, sink], 1), pad(positions, (0, 1), value=-1)
+            k, v = pad(k, (0, 0, 0, 1)), pad(v, (0, 0, 0, 1))
         numbers = session.queries.inside(self.number)[rows.cpu().numpy()]
         kept = np.flatnonzero(np.isin(numbers, session.kept_queries(info.layer)))
-        return HeadView(
+        view = HeadView(
             **vars(head_of(session, info, head, self.notes)),
             queries=q,
             keys=k,
@@ -197,12 +190,11 @@ class WindowLayer:
             positions=positions,
             kept=torch.from_numpy(kept),
             center=v.double().mean(0),
-            seen=seen,
             given=scores,
-            all_keys=everything,
             window=self,
             rows=rows,
         )
+        return replace(view, whole=view)
 
 
 # ---- a corpus
@@ -326,9 +318,6 @@ def _head_state(
     k, v = held.k[info.kv_head(head)], held.v[info.kv_head(head)]
     if not bool(torch.isfinite(v).all()):
         raise ValueError(OVERFLOW)
-    whole = None
-    if len(session.parts) == 1 and info.softcap is None:  # a cap keeps scores on the grid
-        whole = AllKeys(q, k, v, info.scale)
     kept = torch.from_numpy(session.kept_queries(info.layer))
     view = HeadView(
         **vars(head_of(session, info, head, notes)),
@@ -339,7 +328,6 @@ def _head_state(
         kept=kept,
         center=v.double().mean(0),
         pieces=held.pieces,
-        all_keys=whole,
     )
     states = {each.name: each.init(view) for each in statistics}
     for start in range(0, len(k), KEY_BLOCK):
@@ -350,6 +338,7 @@ def _head_state(
             values=v[some],
             positions=held.positions[some],
             pieces=held.pieces[some],
+            whole=view if len(session.parts) == 1 else None,
         )
         if not bool(torch.isfinite(block.scores).all()):
             raise ValueError(OVERFLOW)

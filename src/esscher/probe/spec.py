@@ -14,13 +14,13 @@ from pydantic import Field, PositiveInt, field_validator
 
 from esscher.corpus.spec import CorpusSpec, open_rules, places, split_numbers
 from esscher.runs import RunSpec, register
-from esscher.runs.spec import Plain
 
 Counts = npt.NDArray[np.int64]
 
 WINDOW = 512  # tokens of a window unless the model takes fewer
 OWN_WINDOW = 2048  # the same where a window is the pool of its own queries
 KEYS = 16384  # tokens of text unless told otherwise
+ALLOWED = 0.1  # relative error that budgets allow, where nothing else is asked
 SMALLEST = 16  # first n of a ladder
 BEYOND = 1024  # how far beyond the pool the errors of draws with replacement are followed
 FIT = (64, 4096)  # numbers of keys that exponents are fitted between where the pool is the corpus
@@ -30,7 +30,6 @@ OWN_FIT = 8
 COMPARED = 1024  # keys at which the error of every head is told
 FIXED = (64, 256, COMPARED, 4096)  # keys that every curve has
 FEWEST_POINTS = 3  # of a fit
-FRACTIONS = (0.75, 0.9, 1.0)  # of the pool, at the end of the ladder of kept keys
 FLOOR = "neyman"  # the keep rule of least error, to first order, that no other goes below
 RULES = (  # keep rules that are compared unless told otherwise
     "random",
@@ -222,17 +221,6 @@ def drawn_ladder(spec: ProbeSpec, keys: int) -> Counts:
     )
 
 
-def kept_ladder(spec: ProbeSpec, keys: int) -> Counts:
-    """For kept keys: those given below the pool's size, or octaves and the last steps; and the
-    pool, where the error is 0.
-    """
-    if spec.n is not None:
-        return np.unique([*(n for n in spec.n if n < keys), keys])
-    octaves = SMALLEST * 2 ** np.arange(int(np.ceil(np.log2(max(keys / SMALLEST, 1)))))
-    ends = np.array([max(1, round(keys * fraction)) for fraction in FRACTIONS])
-    return np.unique(np.concatenate([octaves[octaves < 0.7 * keys], ends]).astype(np.int64))
-
-
 def kept_sizes(keys: int) -> Counts:
     """For keep rules: the numbers of keys that are SHARES of a window's, one at least."""
     return np.maximum(1, np.round(np.array(SHARES) * keys)).astype(np.int64)
@@ -261,21 +249,3 @@ def read_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
         found[RENAMED.get(name, name)] = value
     own = {name: found.pop(name) for name in CorpusSpec.model_fields if name in found}
     return {**found, "corpus": {"max_tokens": KEYS, **found.pop("corpus", {}), **own}}
-
-
-# ---- What a budget is asked, as the flags of ``esscher budget``.
-
-ALLOWED = 0.1  # relative error, where nothing else is asked
-
-
-class BudgetFlags(Plain):
-    """A keep rule, and an error, a total or a loss in nats."""
-
-    rule: str | None = Field(
-        default=None, description="eviction rule, e.g. snapkv or sinks:4+recent"
-    )
-    epsilon: float | None = Field(
-        default=None, description="relative error of a head's output to allow"
-    )
-    total: int | None = Field(default=None, description="keys to split between all key-value heads")
-    kl: float | None = Field(default=None, description="predicted loss to allow, in nats per token")

@@ -38,7 +38,6 @@ from esscher.tails import extremes
 from esscher.tails.extremes import Extremes, TokenTails
 
 if TYPE_CHECKING:
-    from esscher.probe.curves import AllKeys
     from esscher.probe.pools import WindowLayer
     from esscher.probe.session import Queries, Session
 
@@ -209,9 +208,8 @@ class HeadView(Head):
     kept: Tensor  # (m_kept,): the queries that costly statistics are of
     center: Tensor  # (d_v,) float64: near the values
     pieces: Tensor | None = None  # (B,) rising: of a corpus, which of its equal pieces a key is in
-    seen: Tensor | None = None  # (m, B): which keys each query sees; None: all
     given: Tensor | None = None  # (m, B): scores that are known already
-    all_keys: AllKeys | None = None  # every key of the queries, where they are held
+    whole: HeadView | None = None  # the view of all keys, where they are held
     window: WindowLayer | None = None  # of queries in their own context
     rows: Tensor | None = None  # (m,): these queries among those of the window
 
@@ -226,11 +224,6 @@ class HeadView(Head):
     def kept_scores(self) -> Tensor:
         """(m_kept, B)."""
         return self.scores[self.kept.to(self.scores.device)]
-
-    @cached_property
-    def kept_keys(self) -> AllKeys | None:
-        """All keys, for the kept queries."""
-        return None if self.all_keys is None else self.all_keys.only(self.kept)
 
     @cached_property
     def weights(self) -> Tensor:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from esscher.probe.spec import ProbeSpec
 from esscher.probe.statistic import Statistic
-from esscher.probe.statistics.errors import Draws, Kept, Regime, Scales, Theory
+from esscher.probe.statistics.errors import Draws, Regime, Scales, Theory
 from esscher.probe.statistics.frontier import Frontier
 from esscher.probe.statistics.more_text import MoreText
 from esscher.probe.statistics.weights import Sinks, Tail
@@ -20,7 +20,6 @@ STATISTICS: tuple[Statistic, ...] = (
     Theory(),
     Draws(),
     MoreText(),
-    Kept(),
     Tail(),
     Sinks(),
     Regime(),

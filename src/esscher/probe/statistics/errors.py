@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from torch import Tensor
 
 from esscher.attention.head import coupling_of, horizon_of_covariances
 from esscher.errors import grid as deposit
@@ -18,7 +19,7 @@ from esscher.errors.curve import CURVE, HORIZONS
 from esscher.errors.grid import Deposit
 from esscher.probe.curves import (
     EFFECTIVE_TOKENS,
-    METRICS,
+    METRIC,
     AllKeys,
     add_keys,
     curve_of,
@@ -28,11 +29,12 @@ from esscher.probe.curves import (
     headline,
     headline_numbers,
     needed_column,
+    no_keys,
     percent,
     pool_place,
 )
 from esscher.probe.session import Session
-from esscher.probe.spec import COMPARED, FIT, ProbeSpec, drawn_ladder, fit_range, kept_ladder
+from esscher.probe.spec import COMPARED, FIT, ProbeSpec, drawn_ladder, fit_range
 from esscher.probe.statistic import (
     ACCURACY,
     HEAD,
@@ -57,12 +59,11 @@ from esscher.tails.scores import (
 )
 from esscher.theory import bohbot, sharp
 
-METRIC = replace(
+WHICH = replace(
     CURVE[0],
-    words=(*METRICS.values(), "mean", "cov"),
+    words=(METRIC, "mean", "cov"),
     meanings=(
         "exact, keys drawn with replacement",
-        "exact, each key kept at random",
         "mean of the output",
         "covariance of the output",
     ),
@@ -70,10 +71,10 @@ METRIC = replace(
 CURVES = (
     LAYER,
     HEAD,
-    *(METRIC if column.key == METRIC.key else column for column in CURVE),
+    WHICH,
+    *CURVE[1:],
     Column("local_slope", "float", "local slope", "Slope of log error against log n at this n."),
     EFFECTIVE_TOKENS,
-    Column("sampling", "word", "sampling", "Keys are drawn with replacement, or each kept."),
 )
 TAILS = (
     Column("z", "float", "z", "Score in standard deviations above the query's mean."),
@@ -84,11 +85,6 @@ TAILS = (
 )
 
 
-def no_keys(head: HeadView, queries: int, sampling: str) -> Deposit:
-    """Score grids of some queries of a head before any key."""
-    return deposit.init(queries, deposit.choose_grid(head.queries.dtype, sampling), head.center)
-
-
 class Draws(Statistic):
     """Keys drawn with replacement: the exact error at every n. Also the softmax weights and the
     shape of the scores on all keys, and whether the limit is the model's own output.
@@ -97,7 +93,6 @@ class Draws(Statistic):
     """
 
     name = "draws"
-    sampling = "replacement"
 
     def columns(self, spec: ProbeSpec) -> tuple[Column, ...]:
         ends = {number.key: (number.low, number.high) for number in headline_numbers(spec)}
@@ -111,17 +106,16 @@ class Draws(Statistic):
         return {"curves": CURVES, "tails": TAILS}
 
     def init(self, head: HeadView) -> Deposit:
-        return no_keys(head, len(head.queries), self.sampling)
+        return no_keys(head, len(head.queries))
 
     def update(self, state: Deposit | AllKeys, head: HeadView) -> Deposit | AllKeys:
-        return add_keys(state, head.scores, head.values, head.all_keys)
+        return add_keys(state, head, lambda view: (view.scores, view.values))
 
     def merge(self, a: Deposit, b: Deposit) -> Deposit:
         return deposit.merge(a, b)
 
     def reduce(self, state: Deposit | AllKeys, head: Head) -> Numbers:
-        ladder = drawn_ladder(head.spec, head.n_keys)
-        found = error_numbers(state, ladder, self.sampling, head.n_keys)
+        found = error_numbers(state, drawn_ladder(head.spec, head.n_keys))
         numbers = state.statistics() if isinstance(state, AllKeys) else score_statistics(state)
         return found | {name: torch.from_numpy(values) for name, values in numbers.items()}
 
@@ -130,7 +124,7 @@ class Draws(Statistic):
         return found if head.outputs is None else {**found, "outputs": head.outputs}
 
     def finish(self, found: Numbers, end: HeadEnd) -> Result:
-        curve = curve_of(found, drawn_ladder(end.spec, end.n_keys), self.sampling)
+        curve = curve_of(found, drawn_ladder(end.spec, end.n_keys))
         place = pool_place(curve, end.row["n_keys"])
         spread = float(np.median(found["sd"].numpy()))
         seen = found["survival"][~found["survival"].isnan().any(1)].numpy()
@@ -154,40 +148,6 @@ class Draws(Statistic):
             row["output_difference"] = float(apart / size if size > 0 else apart)
         tails = {"z": SURVIVAL_AT, "survival": above, "gaussian": GAUSSIAN_SURVIVAL}
         return Result(row, {"curves": curve_rows(curve), "tails": pd.DataFrame(tails)})
-
-
-class Kept(Statistic):
-    """Keys of a corpus kept at random, each with the same chance: the exact error, of the kept
-    queries. In own contexts the keep rule random has it.
-    """
-
-    name = "kept"
-    sampling = "bernoulli"
-
-    def tables(self, spec: ProbeSpec) -> dict[str, tuple[Column, ...]]:
-        return {"curves": CURVES}
-
-    def measure(self, head: HeadView) -> Numbers:
-        return {}
-
-    def init(self, head: HeadView) -> Deposit:
-        return no_keys(head, len(head.kept), self.sampling)
-
-    def update(self, state: Deposit | AllKeys, head: HeadView) -> Deposit | AllKeys:
-        return add_keys(state, head.kept_scores, head.values, head.kept_keys)
-
-    def merge(self, a: Deposit, b: Deposit) -> Deposit:
-        return deposit.merge(a, b)
-
-    def reduce(self, state: Deposit | AllKeys, head: Head) -> Numbers:
-        ladder = kept_ladder(head.spec, head.n_keys)
-        return error_numbers(state, ladder, self.sampling, head.n_keys)
-
-    def finish(self, found: Numbers, end: HeadEnd) -> Result:
-        if not found:
-            return Result({}, {})
-        curve = curve_of(found, kept_ladder(end.spec, end.n_keys), self.sampling)
-        return Result({}, {"curves": curve_rows(curve)})
 
 
 class Theory(Statistic):
@@ -286,7 +246,7 @@ class Scales(Statistic):
             )
 
     def init(self, head: HeadView) -> Scaled:
-        empty = no_keys(head, len(head.kept), Draws.sampling)
+        empty = no_keys(head, len(head.kept))
         return {str(scale): empty for scale in head.spec.scales}
 
     def update(self, state: Scaled, head: HeadView) -> Scaled:
@@ -294,9 +254,11 @@ class Scales(Statistic):
             return state
         parts = {}
         for name, known in state.items():
-            pool = head.kept_keys
-            pool = None if pool is None else replace(pool, factor=float(name))
-            parts[name] = add_keys(known, float(name) * head.kept_scores, head.values, pool)
+
+            def scaled(view: HeadView, scale: float = float(name)) -> tuple[Tensor, Tensor]:
+                return scale * view.kept_scores, view.values
+
+            parts[name] = add_keys(known, head, scaled)
         return parts
 
     def merge(self, a: Scaled, b: Scaled) -> Scaled:
@@ -306,7 +268,7 @@ class Scales(Statistic):
         ladder, found = drawn_ladder(head.spec, head.n_keys), dict[str, torch.Tensor]()
         for name, known in state.items():
             if len(known.keys):
-                numbers = error_numbers(known, ladder, Draws.sampling, head.n_keys)
+                numbers = error_numbers(known, ladder)
                 found |= {f"{name} {key}": x for key, x in numbers.items()}
         return found
 
@@ -315,7 +277,7 @@ class Scales(Statistic):
         for scale in end.spec.scales:
             start = f"{scale} "
             own = {key.removeprefix(start): x for key, x in found.items() if key.startswith(start)}
-            curve = curve_of(own, drawn_ladder(end.spec, end.n_keys), Draws.sampling)
+            curve = curve_of(own, drawn_ladder(end.spec, end.n_keys))
             fit = fitted(curve, fit_range(end.spec, end.n_keys), end.queries.windows[end.kept])
             theory = _exponents(scale**2 * end.row["coupling"], scale * end.row["horizon2"])
             sampled = MOMENT_EXPONENTS if end.spec.moments else ()  # filled in at the end
@@ -357,7 +319,7 @@ def _exponent(spec: ProbeSpec) -> Column:
         f"Exponent of the exact error {where}: 0.5 is the square-root law, less is slower.",
         scale="linear",
         first=6,
-        metric=METRICS["replacement"],
+        metric=METRIC,
         short="exponent",
     )
 

@@ -33,10 +33,17 @@ from esscher.errors.more_text import (
     extrapolate,
     other_text,
 )
-from esscher.probe.curves import Number, error_numbers, headline_numbers, read_numbers
+from esscher.probe.curves import (
+    Number,
+    error_numbers,
+    headline_numbers,
+    no_keys,
+    read_numbers,
+    too_wide,
+)
 from esscher.probe.spec import COMPARED, ProbeSpec, drawn_ladder
 from esscher.probe.statistic import HEAD, LAYER, Head, HeadEnd, HeadView, Numbers, Result, Statistic
-from esscher.probe.statistics.errors import Draws, no_keys
+from esscher.probe.statistics.errors import Draws
 from esscher.runs.columns import Column
 
 Floats = npt.NDArray[np.float64]
@@ -74,7 +81,7 @@ class MoreText(Statistic):
         return {"endless": ENDLESS}
 
     def init(self, head: HeadView) -> Pieces:
-        return Pieces(no_keys(head, len(head.kept), Draws.sampling), {})
+        return Pieces(no_keys(head, len(head.kept)), {})
 
     def update(self, state: Pieces, head: HeadView) -> Pieces:
         if head.pieces is None or state.wide or not len(head.kept):
@@ -86,7 +93,7 @@ class MoreText(Statistic):
             start += count
             known, scores = parts.get(piece, state.empty), head.kept_scores[:, some]
             extent = deposit.reach(known, scores)
-            if extent.cells > deposit.MAX_CELLS or not extent.largest < deposit.FAR:
+            if too_wide(extent):
                 return replace(state, parts={}, wide=True)
             owned = piece in parts
             parts[piece] = deposit.update(
@@ -110,7 +117,7 @@ class MoreText(Statistic):
         n, found = drawn_ladder(head.spec, head.n_keys), dict[str, Tensor]()
         for name, parts in _subsets([state.parts[name] for name in sorted(state.parts)]):
             # the grid's own error is that of the whole pool's curve, and not measured again
-            errors = [error_numbers(part, n, Draws.sampling, head.n_keys) for part in parts]
+            errors = [error_numbers(part, n) for part in parts]
             found |= {
                 f"{name} mse": torch.stack([one["mse"].mean(0) for one in errors]),
                 f"{name} limit": torch.stack(

@@ -63,9 +63,9 @@ class Tail(Statistic):
     def update(self, state: Scores, head: HeadView) -> Scores:
         if not len(head.kept):
             return state
-        scores, (masses, top) = head.kept_scores, state
-        masses = add_keys(masses, scores, head.values[:, :0], head.kept_keys)
-        return masses, tails.update(top, scores)
+        masses, top = state
+        masses = add_keys(masses, head, lambda view: (view.kept_scores, view.values[:, :0]))
+        return masses, tails.update(top, head.kept_scores)
 
     def merge(self, a: Scores, b: Scores) -> Scores:
         assert isinstance(a[0], Deposit)

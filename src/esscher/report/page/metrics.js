@@ -10,7 +10,7 @@ class Atlas {
     Object.assign(this, run);
     this.number = number;
     this.budget = recordsOf(this.budget || {});
-    this.totals = (this.rules || []).length ? this.budget : []; // of keep rules; without any, of random keys
+    this.totals = (this.rules || []).length ? this.budget : [];
     this.count = this.rows.layer.length;
     this.percents = Object.keys(this.epsilons).sort((a, b) => a - b);
     this.percent = this.percents.includes("10") ? "10" : this.percents[0];

@@ -4,7 +4,7 @@ function overviewOf(atlas) {
   const controls = el("div", { class: "controls" },
     choice("error allowed", atlas.percents.map((percent) => [percent, `${percent} %`]), atlas.percent, (percent) => atlas.set({ percent })),
     menu("colour", atlas.metrics().map(({ key, label }) => [key, label]), atlas.metric, (metric) => atlas.set({ metric })));
-  return section("map", "Map of heads", controls, el("div", { class: "twocol" }, el("div", {}, headMap(atlas), cacheOf(atlas)), wordsOf(atlas)));
+  return section("map", "Map of heads", controls, el("div", { class: "twocol" }, headMap(atlas), wordsOf(atlas)));
 }
 
 function wordsOf(atlas) {
@@ -32,30 +32,6 @@ function needOf(atlas, i) {
   if (value === null) text = `does not reach ${atlas.percent} % at any size that was measured${error === null ? "" : ` (error at the last: ${percent(error)})`}`;
   else text += ` for an error of ${atlas.percent} %`;
   return `${text}${shared === null ? "" : `; it attends to about ${written(shared, 2)} keys`}${regime ? `. It is ${regime}` : ""}.`;
-}
-
-function cacheOf(atlas) {
-  const box = el("div", { class: "cache" });
-  if (!atlas.budget.length || atlas.totals.length) return box; // random keys are one of the rules then
-  function show() {
-    const rows = atlas.budget.filter(({ epsilon }) => Math.abs(100 * epsilon - atlas.percent) < 1e-6);
-    const saved = (row) => Math.min(1, Math.max(0, row.saved === null ? 0 : row.saved));
-    const bars = rows.map((row) => {
-      const bar = el("span", { class: "bar" }, el("i", {}));
-      bar.firstChild.style.width = `${100 * saved(row)}%`;
-      return el("div", { class: "barrow", "data-rule": row.split }, el("span", { class: "rule" }, outside(row.split)), bar, el("span", { class: "amount" }, percent(row.saved)));
-    });
-    const title = el("h3", {}, "Keys dropped at random");
-    if (!rows.length) return box.replaceChildren(title, el("p", { class: "soft" }, `No budget was stored for ${atlas.percent} %.`));
-    const uniform = rows.find(({ split }) => split === "uniform"), best = rows.find(({ split }) => split === "best split");
-    const text = uniform && best
-      ? `On this text, an error of ${atlas.percent} % allows dropping ${percent(uniform.saved)} of the keys at random if every head keeps the same share, and ${percent(best.saved)} with the best split between heads. Rules that choose keys have other numbers.`
-      : `Share of the keys that may go at random, on this text, for an error of ${atlas.percent} %.`;
-    box.replaceChildren(title, ...bars, el("p", {}, text));
-  }
-  atlas.on((change) => { if ("percent" in change) show(); });
-  show();
-  return box;
 }
 
 const AXES = ["horizon2", "coupling", "horizon"];
