@@ -28,9 +28,7 @@ Array = npt.NDArray[np.float64]
 
 SAMPLES = 1 << 16  # queries of a sampled estimate
 POOL_QUERIES = 1 << 14  # a larger pool is sampled, not enumerated
-# of the tanh-sinh rule, half as many for the inversion; every other node gives the error estimate
-NODES = 200
-TAIL = 36.0
+NODES = 400  # of the integrals below; every other node gives the error estimate
 LENGTHS = 48  # nodes of a query's length, where it varies
 KINKS_DIM = 24  # up to here the density's kinks at the eigenvalues are rough enough to matter
 
@@ -206,8 +204,7 @@ def _rotational(head: Head, measure: Rotational) -> Pushforward:
 
         P diag( R^2 b_i^2 E[ (S q_v(r))^2 w_i^2 ] ) P^T.
 
-    The expectations are one-dimensional integrals against densities found by Fourier inversion. In
-    the ball x = R t w with density d t^(d-1) of the radius t in [0, 1].
+    In the ball x = R t w with density d t^(d-1) of the radius t in [0, 1].
     """
     left, singular, _ = torch.linalg.svd(head.A.detach().double().cpu(), full_matrices=False)
     largest = float(singular[0])
@@ -232,17 +229,25 @@ def _rotational(head: Head, measure: Rotational) -> Pushforward:
 
 
 def _weighted_moments(eigenvalues: Array, profile: Callable[[Array], Array]) -> tuple[Array, float]:
-    """E[g(Q) w_i^2] for each i, Q = sum_j lambda_j w_j^2, w uniform on the unit sphere, and the
-    largest error over i.
+    """E[g(Q) w_i^2] = int g(x) f_i(x) dx for each i, Q = sum_j lambda_j w_j^2, w uniform on the
+    unit sphere, and the largest error over i: the difference to half the nodes, plus what the total
+    mass misses.
 
-    E[g(Q) w_i^2] = int g(x) f_i(x) dx, the densities f_i from ``_densities``. The error is the
-    difference to half the nodes, plus what the total mass misses.
+    Tanh-sinh rule, because the densities f_i may be singular at the ends; in low dimension they
+    have a kink at each eigenvalue, so the range is cut there.
     """
-    d = eigenvalues.size
-    mean = float(eigenvalues.mean())
+    d, mean = eigenvalues.size, float(eigenvalues.mean())
     if np.ptp(eigenvalues) <= 1e-13 * mean or mean == 0.0:  # an isotropic map: the form is constant
         return np.full(d, float(profile(np.array([mean]))[0]) / d), 1e-14
-    points, jacobian, half = _form_nodes(eigenvalues, mean)
+    cuts = np.unique(eigenvalues if d <= KINKS_DIM else [eigenvalues.min(), eigenvalues.max()])
+    cuts = cuts[np.concatenate([[True], np.diff(cuts) > 1e-9 * cuts[-1]])]
+    count = NODES if cuts.size == 2 else 64
+    steps = np.linspace(-2.9, 2.9, count + 1)
+    share = scipy.special.expit(np.pi * np.sinh(steps))
+    weights = (steps[1] - steps[0]) * np.pi * np.cosh(steps) * share * (1.0 - share)
+    widths = np.diff(cuts)[:, None]
+    points, jacobian = (cuts[:-1, None] + widths * share).ravel(), (widths * weights).ravel()
+    half = np.tile(2.0 * (np.arange(count + 1) % 2 == 0), len(widths))
     densities, coarse = _densities(eigenvalues, points)
     g = profile(points) * jacobian
     fine = densities.T @ g
@@ -251,85 +256,27 @@ def _weighted_moments(eigenvalues: Array, profile: Callable[[Array], Array]) -> 
     return fine, float(error + missing * np.abs(fine).max())
 
 
-def _form_nodes(eigenvalues: Array, mean: float) -> tuple[Array, Array, Array]:
-    """Nodes and weights over the range of Q, and the factors that turn the weights into those of
-    half the nodes.
-
-    Tanh-sinh rule, because densities may be singular at the ends; in low dimension they have a kink
-    at each eigenvalue, so the range is cut there. The window leaves out less than exp(-``TAIL``) on
-    either side.
-    """
-    low, high = (
-        _window_end(eigenvalues, mean, float(end)) for end in (eigenvalues.min(), eigenvalues.max())
-    )
-    cuts = np.array([low, high])
-    if eigenvalues.size <= KINKS_DIM:
-        inner = eigenvalues[(eigenvalues > low) & (eigenvalues < high)]
-        cuts = np.unique(np.concatenate([cuts, inner]))
-        cuts = cuts[np.concatenate([[True], np.diff(cuts) > 1e-9 * (high - low)])]
-    count = NODES if cuts.size == 2 else 64
-    steps = np.linspace(-2.9, 2.9, count + 1)
-    share = scipy.special.expit(np.pi * np.sinh(steps))
-    weights = (steps[1] - steps[0]) * np.pi * np.cosh(steps) * share * (1.0 - share)
-    widths = np.diff(cuts)[:, None]
-    points, jacobian = cuts[:-1, None] + widths * share, widths * weights
-    half = np.broadcast_to(2.0 * (np.arange(count + 1) % 2 == 0), points.shape)
-    usable = (points > eigenvalues.min()) & (points < eigenvalues.max())
-    return points[usable], jacobian[usable], half[usable]
-
-
-def _window_end(eigenvalues: Array, mean: float, end: float) -> float:
-    """The point between the mean and an end of the range beyond which Q has less than exp(-TAIL) of
-    its mass (Chernoff).
-    """
-    inside, outside = mean, end
-    for _ in range(40):
-        middle = 0.5 * (inside + outside)
-        exponent = float(_saddle(eigenvalues, np.array([middle]))[1][0])
-        inside, outside = (middle, outside) if exponent > -TAIL else (inside, middle)
-    return outside
-
-
-def _saddle(eigenvalues: Array, points: Array) -> tuple[Array, Array]:
-    """Minimiser zeta and minimum of kappa(zeta) = -(1/2) sum_j log(1 - 2 zeta (lambda_j - x)),
-    convex, for each point x.
-    """
-    gaps = eigenvalues - points[:, None]
-    low, high = 0.5 / gaps.min(axis=1), 0.5 / gaps.max(axis=1)
-    for _ in range(60):
-        zeta = 0.5 * (low + high)
-        rising = (gaps / (1.0 - 2.0 * zeta[:, None] * gaps)).sum(axis=1) > 0
-        low, high = np.where(rising, low, zeta), np.where(rising, zeta, high)
-    return zeta, -0.5 * np.log1p(-2.0 * zeta[:, None] * gaps).sum(axis=1)
-
-
 def _densities(eigenvalues: Array, points: Array) -> tuple[Array, Array]:
     """f_i(x) = E[w_i^2 delta(Q - x)] at each point (points x i), and the same from every other
     node.
 
     Imhof's inversion of P(sum_j (lambda_j - x) z_j^2 <= 0), differentiated in lambda_i:
 
-        f_i(x) = (1 / 2 pi) int exp(kappa(zeta)) / (1 - 2 zeta (lambda_i - x)) du
-        along
-        zeta = zeta_0 + iu.
+        f_i(x) = (1 / pi) Re int_0^inf prod_j (1 - 2iu (lambda_j - x))^(-1/2)
+            / (1 - 2iu (lambda_i - x)) du.
 
-    Through the saddle point zeta_0 the integrand hardly oscillates; u = scale * sinh(y) covers
-    Gaussian decay and, in low dimension, the algebraic one u^(-d/2).
+    u = scale * sinh(y) covers Gaussian decay and, in low dimension, the algebraic one u^(-d/2).
     """
-    y = np.linspace(0.0, max(6.4, 56.0 / eigenvalues.size), NODES // 2 + 1)
+    y = np.linspace(0.0, max(12.0, 120.0 / eigenvalues.size), NODES + 1)
     weights = np.cosh(y) * (y[1] - y[0]) * np.where(y == 0.0, 0.5, 1.0) / np.pi
     fine, coarse = np.empty((2, points.size, eigenvalues.size))
-    for row, (point, zeta, exponent) in enumerate(
-        zip(points, *_saddle(eigenvalues, points), strict=True)
-    ):
-        gaps = eigenvalues - point
-        slack = 1.0 - 2.0 * zeta * gaps
-        slopes = 2.0 * gaps / slack
+    for row, point in enumerate(points):
+        slopes = 2.0 * (eigenvalues - point)
         scale = 1.0 / math.sqrt(0.5 * float((slopes**2).sum()))
         x = scale * np.sinh(y)[:, None] * slopes
-        modulus = scale * weights * np.exp(exponent - 0.25 * np.log1p(x * x).sum(axis=1))
+        modulus = scale * weights * np.exp(-0.25 * np.log1p(x * x).sum(axis=1))
         angle = 0.5 * np.arctan(x).sum(axis=1)
         real, imaginary = (modulus * np.cos(angle))[:, None], (modulus * np.sin(angle))[:, None]
-        integrand = (real - imaginary * x) / ((1.0 + x * x) * slack)
+        integrand = (real - imaginary * x) / (1.0 + x * x)
         fine[row], coarse[row] = integrand.sum(axis=0), 2.0 * integrand[::2].sum(axis=0)
     return fine, coarse
