@@ -79,7 +79,6 @@ LINES = [
         ),
     ),
     ("interval", lambda: es.Cube(1, 2.0)),
-    ("laplace", lambda: es.Laplace(1, 0.3)),
 ]
 
 
@@ -178,7 +177,6 @@ def mixtures() -> list[es.Measure]:
         for k in range(4)
     ]
     line = [
-        es.Laplace(1, 0.3),
         es.Cube(1, 1.5),
         es.Rademacher(1, 0.7),
         es.Sphere(1, 0.4),

@@ -99,7 +99,8 @@ class Measure(ABC):
 
     def along(self, theta: Float64[Tensor, " d"]) -> list[Line] | None:
         """The law along one tilt: sets of nodes whose weights sum to one together."""
-        return None
+        same = self.as_rotational() or self.as_pool()
+        return None if same is None else same.along(theta)
 
     def score_tail(self, theta: Float64[Tensor, " d"], cut: float) -> float | None:
         """P(<theta, y> > cut), with its relative digits."""

@@ -147,12 +147,3 @@ def check_covariance(
         )
     root = vectors * values.clamp_min(0.0).sqrt()
     return cov, torch.diag(root) if diagonal else root
-
-
-def upper_bound(
-    first: Float64[Tensor, "d d"], second: Float64[Tensor, "d d"]
-) -> Float64[Tensor, "d d"]:
-    """first + (second - first)_+, the positive part: at least both in Loewner's order."""
-    values, vectors = torch.linalg.eigh(second - first)
-    upper: Tensor = first + (vectors * values.clamp_min(0.0)) @ vectors.T
-    return upper

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +17,7 @@ from esscher.inputs import as_tensor
 from esscher.measures.base import Measure, power
 from esscher.measures.fields import LawFields, LawSpec
 from esscher.measures.line import Line
-from esscher.measures.matrices import ball_radius, check_covariance, upper_bound
+from esscher.measures.matrices import ball_radius
 
 
 def check_weights(weights: Any, size: int) -> Float64[Tensor, " k"]:
@@ -128,17 +127,15 @@ class Mixture(Measure):
 
     @cached_property
     def subgaussian_root(self) -> Float64[Tensor, "d d"] | None:
-        """With S_k of the components and U at least every S_k in Loewner's order, exp of the
-        components' transforms is at most exp(theta^T U theta / 2) times the transform of the means,
-        a pool in a ball of radius r: S = U + r^2 I.
+        """S = (max_k sigma_k^2 + r^2) I for means in a ball of radius r: exp of the components'
+        transforms is at most exp(sigma_k^2 theta^2 / 2) times the transform of the means, a pool.
         """
-        roots = [component.subgaussian_root for _, component in self._used]
-        known = [root @ root.T for root in roots if root is not None]
-        if len(known) < len(roots):
+        sigmas = [component.sigma for _, component in self._used]
+        if None in sigmas:
             return None
         means = torch.stack([component.mean.double() for _, component in self._used])
-        between = self._times_identity(ball_radius(means) ** 2)
-        return check_covariance(functools.reduce(upper_bound, known) + between, "S")[1]
+        largest = max(sigma or 0.0 for sigma in sigmas)
+        return self._times_identity(math.hypot(largest, ball_radius(means)))
 
     def _apart_means(self) -> list[Tensor]:
         return [component.mean.double() - self.mean.double() for _, component in self._used]

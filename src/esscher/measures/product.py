@@ -13,10 +13,8 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from esscher.measures import line
 from esscher.measures.base import Measure, from_cumulants, power, to_cumulants
 from esscher.measures.fields import fields_of
-from esscher.measures.line import NEGLIGIBLE, Line, ladder, normalised, points
 from esscher.measures.matrices import as_size, isotropic
 from esscher.measures.pool import Pool
 from esscher.measures.radial import scaled_log, scaled_mean, spread
@@ -140,10 +138,6 @@ class Cube(_Bounded):
             return None
         return Ball(1, self.half_width, dtype=self.dtype, device=self.device)
 
-    def along(self, theta: Float64[Tensor, " d"]) -> list[Line] | None:
-        ball = self.as_rotational()
-        return None if ball is None else ball.along(theta)
-
 
 class Rademacher(_Bounded):
     """Each coordinate is +scale or -scale with equal chance: k(x) = log cosh(scale x), tilted mean
@@ -168,10 +162,6 @@ class Rademacher(_Bounded):
             return None
         ends = torch.tensor([-self.scale, self.scale], dtype=torch.float64, device=self.device)
         return Pool(torch.cartesian_prod(*self.dim * [ends]).reshape(-1, self.dim))
-
-    def along(self, theta: Float64[Tensor, " d"]) -> list[Line] | None:
-        corners = self.as_pool()
-        return None if corners is None else corners.along(theta)
 
 
 CubeFields = fields_of(Cube, "half_width")
@@ -204,18 +194,6 @@ class Laplace(Product):
 
     def _moment_1d(self, order: int) -> float:
         return math.factorial(order) * power(self.scale, order)
-
-    def along(self, theta: Float64[Tensor, " d"]) -> list[Line] | None:
-        """Token +-b e^z with weight exp(z - e^z) / 2: one dimension only, no spread."""
-        if self.dim > 1:
-            return None
-        size = self.scale * abs(float(theta))
-        top = math.log(2.5 * NEGLIGIBLE / (1.0 - size))
-        step = min(0.1, line.STEP / (size * math.exp(top)) if size > 0 else 1.0)
-        z = ladder(-NEGLIGIBLE, top, step).to(theta.device)
-        tokens = self.scale * torch.exp(z)
-        log_weights = normalised((z - torch.exp(z)).repeat(2))
-        return [points(theta, torch.cat([-tokens, tokens])[:, None], log_weights)]
 
 
 LaplaceFields = fields_of(Laplace)
