@@ -17,18 +17,14 @@ EXPERIMENTAL = "1/(2(1+Ψ))"
 
 
 def moment_exponent(coupling: float) -> float:
-    """beta = 1 / (2 (1 + 32 Psi)): mean and covariance of the outputs err by O(n^-beta). Source:
-    [B] Theorem 4.4.
-
-    Psi = ||Sigma||_2 ||Sigma^{1/2} A||_2^2 is ``Head.coupling``.
+    """beta = 1 / (2 (1 + 32 Psi)): mean and covariance of the outputs err by O(n^-beta), Psi the
+    ``Head.coupling``. Source: [B] Theorem 4.4.
     """
     return 0.5 / (1.0 + 32.0 * coupling)
 
 
 def moment_exponent_experimental(coupling: float) -> float:
-    """1 / (2 (1 + Psi)), from an experiment that a summary of [B] suggests; no proof is claimed for
-    it.
-    """
+    """1 / (2 (1 + Psi)), from an experiment that a summary of [B] suggests; not proved."""
     return 0.5 / (1.0 + coupling)
 
 
@@ -56,14 +52,11 @@ def moments(setting: Setting) -> list[Prediction]:
 
 
 def hardmax_mean_abs_asymptotic(n: Any, sigma: Any = 1.0) -> Floats:
-    """Leading term of E|mean output| of hardmax self-attention as n grows.
+    """Leading term of E|mean output| of hardmax self-attention as n grows, infinite at n = 1:
 
         E|Gamma-bar_n| = ln(4) sigma / (2 sqrt(2 ln n)) (1 + o(1))
 
-    Infinite at n = 1, where ln n = 0. Source: [B] Proposition 5.1 (d = 1, tokens N(0, sigma^2)).
-    The reason: the largest token and minus the smallest are sigma (b_n + G / sqrt(2 ln n)) with
-    independent Gumbel G, half of the queries take each, and the difference of two Gumbel variables
-    has mean absolute value ln 4.
+    Source: [B] Proposition 5.1 (d = 1, tokens N(0, sigma^2)).
     """
     size = math.log(4.0) * as_positive(sigma, "sigma") / 2.0
     with np.errstate(divide="ignore"):

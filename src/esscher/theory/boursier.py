@@ -1,9 +1,8 @@
 """The bounds of Boursier and Boyer [S] on the error of attention: at one query (Lemmas C.1 to C.7,
 D.2), averaged over queries (equations 16 to 19, Lemma D.1, Proposition 3.1), on its gradients
 (Proposition 3.4), and on risks (Lemmas E.2 and E.4). First as functions of plain numbers, then what
-they say of one head and one law.
-
-Each bounds the error R_n/S_n - R/S of the softmax average of f over n tokens, with
+they say of one head and one law. Each bounds the error R_n/S_n - R/S of the softmax average of f
+over n tokens, with
 
     n        number of tokens                     (paper's L)
     d        dimension of a token
@@ -11,16 +10,12 @@ Each bounds the error R_n/S_n - R/S of the softmax average of f over n tokens, w
     tilt     length |theta| of the query's tilt   (paper's ||Uz||)
     fourth   E|f(y)|^4, or any number above it
     c_f      sup |f(y)| / |y|^p                   (paper's C_f; f(y) = V y has p = 1, c_f = ||V||_2)
-    u_norm   ||U||_2 times the sub-Gaussian parameter tau of the query law (the paper has tau = 1:
-             a query z = tau w is the same as the query w under tau U)
+    u_norm   ||U||_2 times the sub-Gaussian parameter tau of the query law (the paper has tau = 1)
 
 Every function gives what is proved: the printed formula, or what its proof gives where that is
-another (mended). ``printed=True`` asks for the formula as the paper prints it; a name that ends in
+another (mended). ``printed=True`` asks for the formula as printed; a name that ends in
 ``_sharpened`` has a shorter proof that gives more. Proofs and counterexamples: "Bounds" in the
-documentation.
-
-Formulas are evaluated in long double: e^{2d} at d = 4096 is 10^3557, and what multiplies it may be
-as small. A bound beyond the range is infinite, which is true.
+documentation. Formulas are evaluated in long double, since e^{2d} at d = 4096 is 10^3557.
 """
 
 from __future__ import annotations
@@ -55,8 +50,8 @@ wide = np.longdouble
 def _evaluated(
     formula: Callable[Concatenate[Any, P], Any],
 ) -> Callable[Concatenate[Any, P], Floats]:
-    """A formula in n as a function of token numbers, in float64; inside another formula n is wide
-    already, and so is the answer. A product of 0 and infinity (NaN) says nothing: infinite.
+    """A formula in n as a function of token numbers, in float64, infinite where it says nothing;
+    inside another formula n is wide already, and so is the answer.
     """
 
     @functools.wraps(formula)
@@ -80,12 +75,8 @@ def _growth(factor: float, sigma: float, tilt: float) -> Any:
 
 @_evaluated
 def lemma_c1(n: Any, delta: float, sigma: float, tilt: float, fourth: float) -> Any:
-    """Squared error not exceeded with chance at least 1 - 4 delta.
-
-        27 beta^2,   beta = exp(2 sigma^2 tilt^2) fourth^{1/4} / sqrt(delta n)
-
-    Source: [S] Lemma C.1. The paper asks for delta above a threshold, see the two functions below;
-    the statement holds for every delta in (0, 1), by the proof in "Bounds".
+    """Squared error not exceeded with chance at least 1 - 4 delta: 27 exp(4 sigma^2 tilt^2)
+    sqrt(fourth) / (delta n). Source: [S] Lemma C.1, here for every delta in (0, 1).
     """
     return 0.25 * corollary_c3(n, delta, sigma, tilt, fourth)
 
@@ -93,7 +84,7 @@ def lemma_c1(n: Any, delta: float, sigma: float, tilt: float, fourth: float) -> 
 @_evaluated
 def lemma_c1_threshold(n: Any, sigma: float, tilt: float, *, printed: bool = False) -> Any:
     """exp(-(n/8) exp(-2 sigma^2 tilt^2)), the least delta that the paper's proof of Lemma C.1
-    covers (delta_min); printed: without sigma^2.
+    covers; printed: without sigma^2.
     """
     return np.exp(-n / 8.0 * _growth(-2.0, 1.0 if printed else sigma, tilt))
 
@@ -101,10 +92,7 @@ def lemma_c1_threshold(n: Any, sigma: float, tilt: float, *, printed: bool = Fal
 @_evaluated
 def lemma_c2(n: Any, delta: float, second: float, *, printed: bool = False) -> Any:
     """|sum_i (Q_i - E Q_i)| <= sqrt(u n / (2 delta)) with chance 1 - 2 delta, u = ``second`` >=
-    E|Q|^2: Chebyshev's inequality, since E|sum|^2 <= n u.
-
-    Printed: sqrt(3 u n / delta), true and six times (squared) more than is needed. No truncation
-    as in Bubeck et al. (2013), Lemma 3, is needed for two moments. Source: [S] Lemma C.2.
+    E|Q|^2 (Chebyshev); printed: sqrt(3 u n / delta). Source: [S] Lemma C.2.
     """
     return np.sqrt((3.0 if printed else 0.5) * second * n / delta)
 
@@ -123,10 +111,8 @@ def denominator_below(n: Any, delta: float, sigma: float, tilt: float) -> Any:
 def denominator_above(
     n: Any, delta: float, sigma: float, tilt: float, *, printed: bool = False
 ) -> Any:
-    """1 + a of S_n <= (1 + a) E S_n with chance 1 - delta, a = exp(sigma^2 tilt^2) / sqrt(delta n):
-    Chebyshev's inequality.
-
-    Printed: a sqrt(3) times larger, and (1 + a) without E S_n. Source: [S] section C.1.
+    """1 + a of S_n <= (1 + a) E S_n with chance 1 - delta, a = exp(sigma^2 tilt^2) / sqrt(delta n)
+    (Chebyshev); printed: a sqrt(3) times larger, without E S_n. Source: [S] section C.1.
     """
     return 1.0 + _growth(1.0, sigma, tilt) * np.sqrt((3.0 if printed else 1.0) / (delta * n))
 
@@ -138,8 +124,8 @@ def equation_14(n: Any, delta: float, sigma: float, tilt: float, fourth: float, 
         max(a+, a- / (1 - a-)) |R/S| + exp(2 sigma^2 tilt^2) fourth^(1/4) sqrt(3 / (delta n))
             / (1 - a-),
 
-    a- and a+ of the two functions above as printed, ``size`` = |R/S| the limit, at most
-    ``equation_15``. Source: [S] (13) and (14); infinite where a- = 1.
+    a- and a+ of the two functions above as printed, ``size`` = |R/S| the limit. Source: [S] (13)
+    and (14).
     """
     low = denominator_below(n, delta, sigma, tilt)
     high = denominator_above(n, delta, sigma, tilt, printed=True)
@@ -155,10 +141,7 @@ def equation_15(sigma: float, tilt: float, second: float) -> float:
 @_evaluated
 def corollary_c3(n: Any, delta: float, sigma: float, tilt: float, fourth: float) -> Any:
     """Squared error not exceeded with chance at least 1 - delta: Lemma C.1 at delta/4, that is
-
-        C / (delta n),   C = 108 exp(4 sigma^2 tilt^2) sqrt(fourth) .
-
-    Source: [S] Corollary C.3.
+    C / (delta n), C = 108 exp(4 sigma^2 tilt^2) sqrt(fourth). Source: [S] Corollary C.3.
     """
     if not 0.0 < delta < 1.0:
         raise ValueError(f"delta: expected a number between 0 and 1, got {delta}")
@@ -167,11 +150,10 @@ def corollary_c3(n: Any, delta: float, sigma: float, tilt: float, fourth: float)
 
 @_evaluated
 def corollary_c3_threshold(n: Any, sigma: float, tilt: float, *, printed: bool = False) -> Any:
-    """4 exp(-(n/8) exp(-2 sigma^2 tilt^2)), the least delta that the paper's proof covers, which
-    uses Lemma C.1 at delta/4.
+    """4 exp(-(n/8) exp(-2 sigma^2 tilt^2)), the least delta that the paper's proof covers.
 
-    Printed: delta_0 = 64 exp(4 sigma^2 tilt^2) / n^2, which is smaller where 5.7 < n exp(-2 sigma^2
-    tilt^2) < 34.5. Source: [S] Corollary C.3.
+    Printed: 64 exp(4 sigma^2 tilt^2) / n^2, which is smaller where 5.7 < n exp(-2 sigma^2 tilt^2) <
+    34.5. Source: [S] Corollary C.3.
     """
     if printed:
         return 64.0 * _growth(4.0, sigma, tilt) / n**2
@@ -212,12 +194,8 @@ def lemma_c4(
 
 @_evaluated
 def lemma_c4_sharpened(n: Any, sigma: float, tilt: float, fourth: float) -> Any:
-    """Mean square error at one query: 60 exp(4 sigma^2 tilt^2) sqrt(fourth) / n, for every n and
-    every f.
-
-    No logarithm, no second term, no c_f and no dimension. It implies the printed Lemma C.4 for n >=
-    2. Source: derived here from the estimates of [S] section C.1 (Chebyshev on the centred
-    numerator, Chung-Lu on the denominator).
+    """Mean square error at one query: 60 exp(4 sigma^2 tilt^2) sqrt(fourth) / n, for every n, f and
+    dimension. Source: derived here from the estimates of [S] section C.1.
     """
     return SHARPENED * _growth(4.0, sigma, tilt) * math.sqrt(fourth) / n
 
@@ -274,13 +252,10 @@ def lemma_d2_tail(t: Any, d: int, sigma: float = 1.0) -> Floats:
 
 @_evaluated
 def lemma_d2_maximum_moment(n: Any, d: int, p: int, sigma: float = 1.0) -> Any:
-    """E max_k |y_k|^p <= C_p sigma^p (d^{p/2} + ln(n)^{p/2}) with the constant its proof gives, p
-    even.
+    """E max_k |y_k|^p <= C_p sigma^p (d^{p/2} + ln(n)^{p/2}), p even, with the constant that the
+    proof of [S] Lemma D.2, part 2, gives:
 
         C_p = 64^{p/2} (1 + (p/2) c_p),   c_p = Gamma(p/2, 4) e^4 / 4^{p/2}
-
-    The proof needs Gamma(p/2, x) <= c_p e^{-x} x^{p/2} only from x = 4 on, since d >= 1; there
-    x^{-p/2} e^x Gamma(p/2, x) falls. Source: [S] Lemma D.2, part 2, which states that C_p exists.
     """
     if p < 2 or p % 2:
         raise ValueError(f"p: expected an even number of at least 2, got {p}")
@@ -299,10 +274,9 @@ def lemma_d2_maximum_moment(n: Any, d: int, p: int, sigma: float = 1.0) -> Any:
 class Numbers:
     """What the averaged bounds are made of: the symbols at the top of this file, and more moments.
 
-    ``d_query`` is the dimension of a query (the paper has d for both); ``limit4``, ``limit8`` are
-    E|R g(z)/S|^4, ^8, moments of the limit over queries; ``token_fourth``, ``eighth`` are E|y|^4,
-    E|y|^8; ``g2``, ``g4``, ``g8`` are E|g(z)|^2, ^4, ^8 of the factor that multiplies the average,
-    1 for the output itself.
+    ``d_query``: dimension of a query (the paper has d for both); ``limit4``, ``limit8``: E|R
+    g(z)/S|^4, ^8 over queries; ``token_fourth``, ``eighth``: E|y|^4, ^8; ``g2``, ``g4``, ``g8``:
+    E|g(z)|^2, ^4, ^8 of the factor of the average, 1 for the output itself.
     """
 
     d: int
@@ -328,9 +302,7 @@ def lemma_d1(d_query: int, sigma: float, v_norm: float, u_norm: float) -> float:
 
 def proposition_31_exponent(sigma: float, u_norm: float) -> float:
     """Exponent b of the root mean square L2(nu) error n^-b up to logarithms: half of min(1/3,
-    1/(192 sigma^2 u^2)).
-
-    Source: [S] equation (16), behind the constant c_2 of Proposition 3.1.
+    1/(192 sigma^2 u^2)). Source: [S] equation (16).
     """
     return 0.5 * min(1.0 / 3.0, _reciprocal(192.0, sigma, u_norm))
 
@@ -389,8 +361,8 @@ def equation_16_sharpened(n: Any, of: Numbers) -> Any:
 
         min_B 60 exp(4 sigma^2 u^2 B^2) sqrt(fourth) g2 / n + 2 ( .. ) exp(d - B^2/32)
 
-    Every B gives a true bound, so an inexact minimum does too. Falls like n^{-1/(1 + 128 sigma^2
-    u^2)} up to a power of ln n. Source: derived here on [S] section C.3.
+    Falls like n^{-1/(1 + 128 sigma^2 u^2)} up to a power of ln n. Source: derived here on [S]
+    section C.3.
     """
     coupling = (of.sigma * of.u_norm) * (of.sigma * of.u_norm)
     near = SHARPENED * math.sqrt(of.fourth) * of.g2 / n
@@ -450,8 +422,7 @@ def gradient_u_bound(
         2 product + 2 ( 2 sqrt(8 (x4 + x_error4) y_error4) + 2 sqrt(y4 x_error4) )
 
     ``product``: (16) for f(y) = <v_i, y> y, g(z) = z^T; X = <v_i, tilted mean>, Y = (tilted mean)
-    z^T; x4 = E X^4, y4 = E|Y|^4; x_error4, y_error4: (18) for X and Y. Source: [S] equation (21),
-    and |a - b|^2 <= 2|a|^2 + 2|b|^2 for the two parts.
+    z^T; x4 = E X^4, y4 = E|Y|^4; x_error4, y_error4: (18) for X and Y. Source: [S] equation (21).
     """
     x_error, y_error = x_error4.astype(wide), y_error4.astype(wide)
     parts = np.sqrt(8.0 * (x4 + x_error) * y_error) + np.sqrt(y4 * x_error)
@@ -468,20 +439,14 @@ def gradient_u_bound(
 
 
 def lemma_e2_printed(error2: Any, error4: Any, label4: float, limit4: float) -> Any:
-    """|R_n - R| as printed: 2 label4 error2 (error4 + limit4). Source: [S] Lemma E.2.
-
-    False: the proof bounds |(a, y)| by |y| |a| where it needs |y| + |a|, so the bound is 0 for
-    labels that are 0.
+    """|R_n - R| as printed: 2 label4 error2 (error4 + limit4); false, since it is 0 for labels that
+    are 0. Source: [S] Lemma E.2.
     """
     return 2.0 * label4 * error2 * (error4 + limit4)
 
 
 def lemma_e2_mended(error2: Any, label2: float, limit2: float) -> Any:
-    """|R_n - R| <= error2 (label2 + limit2 + error2).
-
-    From |loss(a, y) - loss(b, y)| <= (|y| + max(|a|, |b|)) |a - b|, max(|a|, |b|) <= |b| + |a - b|
-    and Cauchy-Schwarz; second moments suffice. Source: [S] Lemma E.2, mended.
-    """
+    """|R_n - R| <= error2 (label2 + limit2 + error2). Source: [S] Lemma E.2, mended."""
     return error2 * (label2 + limit2 + error2)
 
 
@@ -490,9 +455,8 @@ def lemma_e4(
 ) -> Any:
     """|grad R_n - grad R| <= gradient_error2 (limit2 + error2 + label2) + error2 gradient2.
 
-    Source: the proof of [S] Lemma E.4 up to (28). Its last step replaces (E_mu X^2)^{1/2} by E_mu
-    X, which is smaller when the tasks differ in sigma_mu, so the displayed statement holds only for
-    one common sigma_mu.
+    Source: the proof of [S] Lemma E.4 up to (28); the displayed statement holds only for one common
+    sigma_mu.
     """
     return gradient_error2 * (limit2 + error2 + label2) + error2 * gradient2
 
@@ -501,9 +465,7 @@ def lemma_e4(
 
 
 def _token_conditions(setting: Setting) -> Conditions:
-    """Hypotheses of [S] on the law of the tokens. A mean of the tokens shifts all scores of a query
-    alike and the output by V E y, so it cancels in the error and the centred law may be used.
-    """
+    """Hypotheses of [S] on the law of the tokens. A mean of the tokens cancels in the error."""
     return (
         (
             "tokens are sub-Gaussian: E exp<u, y - E y> <= exp(sigma^2 |u|^2 / 2)",
@@ -622,13 +584,10 @@ def gradients(setting: Setting) -> list[Prediction]:
     v_beta, u_beta = proposition_31_exponent(sigma, u), min(1 / 24, _reciprocal(1536.0, sigma, u))
     v_numbers = {"sigma": sigma, "u_norm": u}
     u_numbers = {f"tilted_moment_{p}_{q}": of for (p, q), of in moments.items() if of}
-
-    def v_bound(n: Any) -> Floats:
-        return equation_16(n, token)
-
+    both = (*conditions, moment_condition)
     return [
-        state("s-gradient-v", conditions, v_beta, v_bound, v_numbers, known),
         state(
-            "s-gradient-u", (*conditions, moment_condition), u_beta, u_bound, u_numbers, all_known
+            "s-gradient-v", conditions, v_beta, lambda n: equation_16(n, token), v_numbers, known
         ),
+        state("s-gradient-u", both, u_beta, u_bound, u_numbers, all_known),
     ]

@@ -31,19 +31,12 @@ POWER: dict[str, float] = {"rms": 1.0, "mean absolute": 1.0, "squared": 0.5, "fo
 class Prediction:
     """What one statement says of one head and one measure.
 
-    ``status`` is one of
-
-    - "proved": a bound with a complete proof, so the exact error lies below ``value`` wherever
-      ``applies``;
-    - "proved (asymptotic)": a proved statement about large n whose constant or remainder is not
-      known here;
-    - "heuristic": derived, not proved;
-    - "experimental": a curve that experiments were compared with.
-
-    ``value`` maps token numbers to float64 in ``units`` ("squared": the bound is on the squared
-    error); it is infinite where the statement says nothing at that n, and None for a pure exponent.
-    ``exponent`` is b where the root mean square error falls like n^-b. ``numbers`` holds what the
-    formula was evaluated with. Without a value there are no units.
+    ``status`` is "proved" (a bound: the exact error lies below ``value`` wherever ``applies``),
+    "proved (asymptotic)" (of large n, constant or remainder not known here), "heuristic" (derived,
+    not proved) or "experimental" (a curve that experiments were compared with). ``value`` maps
+    token numbers to float64 in ``units`` ("squared": the bound is on the squared error), infinite
+    where the statement says nothing at that n; None for a pure exponent. ``exponent`` is b where
+    the root mean square error falls like n^-b. ``numbers``: what the formula was evaluated with.
     """
 
     name: str
@@ -163,11 +156,8 @@ class Setting:
 
 
 def proved_coupling(head: Head, measure: Measure) -> tuple[float | None, float | None]:
-    """||S^{1/2} A||_2 and ||S||_2 ||S^{1/2} A||_2^2 for the sub-Gaussian matrix S of the law; None
-    without one.
-
-    The theorems of [B] hold for these: with the covariance in place of S, as in ``Head.coupling``,
-    they are proved for Gaussian tokens only.
+    """||S^{1/2} A||_2 and ||S||_2 ||S^{1/2} A||_2^2 for the sub-Gaussian matrix S of the law, of
+    which the theorems of [B] are proved; None without one.
     """
     root = measure.subgaussian_root
     if root is None:
@@ -178,10 +168,10 @@ def proved_coupling(head: Head, measure: Measure) -> tuple[float | None, float |
 
 def tilted_moment(setting: Setting, p: int, q: int) -> float | None:
     """Upper bound on E_x[ |x|^q E_{tilted by A x} |y - E y|^p ], the left side of [S] Assumption
-    3.3; None where unknown. The paper's M_{p,q} is this over sigma^{2p}.
+    3.3 (sigma^{2p} M_{p,q} there); None where unknown.
 
-    Tokens within R of their mean: R^p E|x|^q. Gaussian tokens, as in [S] Lemma F.1: y - E y = Sigma
-    A x + centred, so 2^{p-1} ( (||Sigma|| ||A||)^p E|x|^{p+q} + E|y - E y|^p E|x|^q ).
+    Tokens within R of their mean: R^p E|x|^q. Gaussian tokens, as in [S] Lemma F.1: 2^{p-1}
+    ( (||Sigma|| ||A||)^p E|x|^{p+q} + E|y - E y|^p E|x|^q ).
     """
     measure, queries = setting.measure, setting.queries
     own = 1.0 if q == 0 else queries.norm_moment(q)
@@ -201,13 +191,11 @@ def predictions(
     head: Head, measure: Measure, *, queries_law: Measure | None = None, radius: Any = None
 ) -> list[Prediction]:
     """Every statement of theory about this head on tokens of this law; ``.applies`` says whether
-    its hypotheses hold.
+    its hypotheses hold, ``.unmet`` which fail.
 
     ``queries_law``: law of the queries, by default that of the tokens (self-attention). ``radius``:
     the statements at one query hold for all queries |x| <= radius, by default the root mean square
-    norm of a query. Statements whose hypotheses fail are kept, with the failing ones in ``.unmet``.
-    Proved bounds lie above the exact error wherever they apply; heuristics carry that status and
-    nothing else does.
+    norm of a query.
     """
     from esscher.theory import bohbot, boursier, sharp  # they import this file
 

@@ -16,12 +16,12 @@ below are the minima over c of the sum.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-from scipy.optimize import brentq, minimize_scalar
+from scipy import stats
+from torch import Tensor
 
 from esscher.attention.head import Head
 from esscher.inputs import as_counts, as_tensor
@@ -32,7 +32,6 @@ from esscher.theory.prediction import Conditions, Floats, Prediction, Setting, s
 RMS = "min(1/2, (√(1+4/h²)−1)/4)"  # the exponents as pictures write them
 TYPICAL = "min(1/2, 1/(1+2h²))"
 SHARES = np.concatenate([np.linspace(0.05, 0.9, 35), 1.0 - np.geomspace(0.09, 1e-4, 40)])
-FINEST = 1e-9  # gap between scores of deviation 1 from which on quantiles have six digits
 CHANCE = 0.01  # of a larger error than a statement with a chance says
 LEVELS = 64  # of nets: the next one would change no digit
 
@@ -49,10 +48,7 @@ def l2_exponent_typical(horizon2: float) -> float:
 
 def l2_exponent_rms(horizon2: float) -> float:
     """min(1/2, (sqrt(1 + 4/h^2) - 1)/4): root of the mean square L2(nu) norm, which is what an
-    exact curve holds.
-
-    min over c of (1 - c^2)^2/(4 c^2) + c^2/h^2 is (sqrt(1 + 4/h^2) - 1)/2, at c^2 = h/sqrt(h^2 +
-    4); 1/2 takes over at h^2 = 1/2.
+    exact curve holds: half of min over c of (1 - c^2)^2/(4 c^2) + c^2/h^2.
     """
     return min(0.5, _saddle(4.0, horizon2))
 
@@ -66,18 +62,13 @@ def moment_exponent_typical(horizon2: float) -> float:
 
 def moment_exponent_rms(horizon2: float) -> float:
     """min(1/2, (sqrt(1 + 8/h^2) - 1)/4): root mean square error of the mean and covariance of the
-    outputs.
-
-    As for ``l2_exponent_rms`` with the chance of the query squared, since the error is averaged
-    before it is squared.
+    outputs; as above with the chance of the query squared, being averaged before it is squared.
     """
     return min(0.5, _saddle(8.0, horizon2))
 
 
 def gaussian_centred(measure: Measure) -> bool:
-    """Whether these exponents hold for tokens of this law that are their own queries: the law is
-    Gaussian and centred.
-    """
+    """Whether these exponents hold for tokens of this law that are their own queries."""
     return measure.is_gaussian and not bool(measure.mean.any())
 
 
@@ -91,55 +82,20 @@ def freezing_tokens(score_deviation: float) -> float:
 
 def critical_scale(head: Head, measure: Measure, query: Any, n: Any) -> Floats:
     """Lambda_n = sup over t > 0 of log N_n(t) / t at one query, N_n(t) = n P(score > m - t) with
-    N_n(0) = 1: the factor on the scores at which softmax over n tokens of the law freezes.
+    N_n(0) = 1: the factor on the scores at which softmax over n Gaussian tokens freezes.
 
-    ``esscher.tails.scores.critical_scale`` of a row of scores, for their expected numbers; the
-    median over rows of n random scores is about 1.25 times this. Where log P(score > .) is concave,
-    the supremum is the hazard rate of the score at m. Gaussian tokens: n phi(z) / s with P(g > z) =
-    1/n, about sqrt(2 log n) / s. Sphere, ball: it grows like a power of n. Infinite where tokens
-    share a score, or float64 does not tell their scores apart (beyond 1e9 / s).
+    log P(score > .) is concave, so that it is the hazard rate at m: n phi(z) / s with P(g > z) =
+    1/n, about sqrt(2 log n) / s. ``esscher.tails.scores.critical_scale`` of a row of scores, for
+    their expected numbers; the median over rows of n random scores is about 1.25 times this.
     """
+    if not measure.is_gaussian:
+        raise ValueError(f"measure: expected Gaussian tokens, got {type(measure).__name__}")
     theta = head.tilt(as_tensor(query, "query", ndim=1).double())
-    centre = float(theta @ measure.mean.double())
     s = math.sqrt(max(float(theta @ measure.cov.double() @ theta), 0.0))
-    if measure.score_tail(theta, centre) is None:
-        raise ValueError(f"measure: the tail of scores is not known for {type(measure).__name__}")
-
-    def tail(z: float) -> float:
-        return measure.score_tail(theta, centre + s * z) or 0.0
-
-    counts = as_counts(n, "n").tolist()
-    if s == 0.0:
-        return np.where(np.array(counts) > 1, np.inf, 0.0)
-    return np.array([_supremum(tail, count) / s if count > 1 else 0.0 for count in counts])
-
-
-def _supremum(tail: Callable[[float], float], n: int) -> float:
-    """sup over t > 0 of log(n tail(m - t)) / t, n tail(m) = 1, for a score of mean 0 and variance
-    1: no quantile at 1/n lies beyond sqrt(n) (Cantelli).
-    """
-    far = math.sqrt(n)
-
-    def quantile(chance: float) -> float:
-        return float(
-            brentq(lambda z: tail(z) - chance, -far, far, xtol=1e-15, rtol=1e-15, maxiter=1000)
-        )
-
-    m = quantile(1 / n)
-    double = m - quantile(min(2.0, far) / n)  # the gap at which N doubles
-    near = 1e-3 * double
-    if double < FINEST or n * tail(m - near) > 1.1:
-        return math.inf
-
-    def rate(t: float) -> float:
-        return math.log(n * tail(m - t)) / t
-
-    t = np.geomspace(near, m + 10.0, 256)
-    best = int(np.argmax([rate(float(gap)) for gap in t]))
-    if best == 0:
-        return 2.0 * rate(near) - rate(2.0 * near)  # at t = 0
-    ends = (float(t[best - 1]), float(t[min(best + 1, t.size - 1)]))
-    return -float(minimize_scalar(lambda gap: -rate(gap), bounds=ends, method="bounded").fun)
+    counts = as_counts(n, "n").astype(np.float64)
+    with np.errstate(divide="ignore", over="ignore"):  # infinite where all scores are alike
+        scale = counts * stats.norm.pdf(stats.norm.isf(1.0 / counts)) / np.float64(s)
+    return np.where(counts > 1, scale, 0.0)
 
 
 def _saddle(constant: float, horizon2: float) -> float:
@@ -181,12 +137,10 @@ def delta_bound(n: Any, ratio: float, delta: float, fourth: float, centre: float
         min over 0 < a < 1 of  delta / (a^2 n) + 2 sqrt(n fourth P) + 2 centre^2 P,
         P = exp(-(1-a)^2 n / (2 ratio)),
 
-    and at most 2 sqrt(n fourth) + 2 centre^2. Here e = exp<theta, y>, c = V y - Gamma(x), and
-    ``ratio`` = E e^2 / (E e)^2, ``delta`` = E e^2 |c|^2 / (E e)^2 (so delta/n is the delta method's
-    value), ``fourth`` = E|V (y - E y)|^4, ``centre`` = |Gamma(x) - V E y|.
-
-    As n grows a -> 1 and the bound tends to the delta method's value. Source: derived here; proof:
-    "Bounds" in the documentation.
+    and at most 2 sqrt(n fourth) + 2 centre^2. Here e = exp<theta, y>, c = V y - Gamma(x), ``ratio``
+    = E e^2 / (E e)^2, ``delta`` = E e^2 |c|^2 / (E e)^2 (delta/n is the delta method's value, which
+    the bound tends to), ``fourth`` = E|V (y - E y)|^4, ``centre`` = |Gamma(x) - V E y|. Source:
+    derived here; proof: "Bounds" in the documentation.
     """
     counts = as_counts(n, "n").astype(np.float64)[:, None]
     square = centre * centre
@@ -199,21 +153,14 @@ def delta_bound(n: Any, ratio: float, delta: float, fourth: float, centre: float
 
 
 def delta_bound_numbers(head: Head, measure: Measure, query: Any) -> dict[str, float]:
-    """ratio, delta, fourth and centre of ``delta_bound`` for one query.
-
-    With K the log-Laplace transform and theta the tilt, ratio = exp(K(2 theta) - 2 K(theta)) and
-    delta = ratio (tr V Hess K(2 theta) V^T + |V (grad K(2 theta) - grad K(theta))|^2).
-    """
+    """ratio, delta, fourth and centre of ``delta_bound`` for one query."""
     theta = head.tilt(as_tensor(query, "query", ndim=1).double())
     V = head.V.double()
     fourth = measure.norm_moment(4, V)
     if fourth is None:
         raise ValueError(f"measure: the fourth moment of {type(measure).__name__} is not known")
-    from esscher.attention.limit import second_tilt  # exponents alone need no laws
-
-    log_growth, shift, cov = second_tilt(head, measure, theta)
-    log_ratio = float(log_growth)
-    spread = float((product(V, cov) * V).sum() + shift @ shift)
+    log_ratio, matrix = _delta_matrix(head, measure, theta)
+    spread = float(matrix.trace())
     ratio = math.exp(log_ratio) if log_ratio < 700.0 else math.inf
     centre = float((V @ (measure.tilted_mean(theta) - measure.mean.double())).norm())
     return {
@@ -224,14 +171,25 @@ def delta_bound_numbers(head: Head, measure: Measure, query: Any) -> dict[str, f
     }
 
 
+def _delta_matrix(head: Head, measure: Measure, theta: Tensor) -> tuple[float, Tensor]:
+    """log ratio, and the delta method's matrix over the ratio: with K the log-Laplace transform and
+    theta the tilt, K(2 theta) - 2 K(theta), and V Hess K(2 theta) V^T + s s^T, s = V (grad K(2
+    theta) - grad K(theta)).
+    """
+    from esscher.attention.limit import second_tilt  # exponents alone need no laws
+
+    V = head.V.double()
+    log_growth, shift, cov = second_tilt(head, measure, theta)
+    return float(log_growth), product(product(V, cov), V.T) + torch.outer(shift, shift)
+
+
 def chi_squared_radius(spectrum: Any, delta: float) -> float:
     """r^2 with P(|X|^2 > r^2) <= delta for X ~ N(0, C), ``spectrum`` the eigenvalues of C:
 
         tr C + 2 sqrt(tr C^2 t) + 2 ||C|| t,   t = log(1 / delta).
 
-    Source: Laurent and Massart, Annals of Statistics 28 (2000), Lemma 1. By the delta method
-    sqrt(n) (Gamma_n - Gamma) -> N(0, C), so that n |Gamma_n - Gamma|^2 exceeds r^2 with a chance
-    whose upper limit is at most delta, as n grows; at a given n nothing is promised.
+    Source: Laurent and Massart, Annals of Statistics 28 (2000), Lemma 1. sqrt(n) (Gamma_n - Gamma)
+    -> N(0, C): as n grows n |Gamma_n - Gamma|^2 exceeds r^2 with a chance of at most delta.
     """
     values, t = np.asarray(spectrum, np.float64), math.log(1.0 / delta)
     largest = float(values.max())
@@ -242,34 +200,25 @@ def chi_squared_radius(spectrum: Any, delta: float) -> float:
     return largest * (float(values.sum()) + 2.0 * size * math.sqrt(t) + 2.0 * t)
 
 
-def _delta_spectrum(setting: Setting) -> Floats:
-    """Eigenvalues of the delta method's matrix at ``setting.query``."""
-    from esscher.attention.limit import second_tilt
-
-    V, theta = setting.head.V.double(), setting.head.tilt(setting.query).double()
-    log_growth, shift, cov = second_tilt(setting.head, setting.measure, theta)
-    if float(log_growth) > 700.0:
-        raise ValueError("delta: the constant is beyond float64")
-    matrix = product(product(V, cov), V.T) + torch.outer(shift, shift)
-    values = torch.linalg.eigvalsh(matrix).clamp_min(0.0) * math.exp(float(log_growth))
-    return np.asarray(values.cpu().numpy(), np.float64)
-
-
 def delta(setting: Setting) -> list[Prediction]:
     """The bound at ``setting.query``, the limit it proves (the rate of keys taken as they come),
     and the chi-squared concentration around it.
     """
-    try:
-        numbers = delta_bound_numbers(setting.head, setting.measure, setting.query)
-    except ValueError:  # the transform is infinite at twice the tilt, or a moment is not known
-        numbers = {}
+    head, measure, query = setting.head, setting.measure, setting.query
+    numbers: dict[str, float] = {}
+    reach: dict[str, float] = {}
+    try:  # the transform may be infinite at twice the tilt, or a moment not known
+        log_ratio, matrix = _delta_matrix(head, measure, head.tilt(query).double())
+        if log_ratio < 700.0:
+            values = torch.linalg.eigvalsh(matrix).clamp_min(0.0) * math.exp(log_ratio)
+            radius = chi_squared_radius(values.cpu().numpy(), CHANCE)
+            reach = {"constant": radius, "delta": CHANCE}
+        numbers = delta_bound_numbers(head, measure, query)
+    except ValueError:
+        pass
     conditions = (("E exp<2 theta, y> is finite and E|V (y - E y)|^4 is known", bool(numbers)),)
     known = bool(numbers)
     constant = {"constant": numbers.get("delta", 0.0)}
-    try:
-        reach = {"constant": chi_squared_radius(_delta_spectrum(setting), CHANCE), "delta": CHANCE}
-    except ValueError:
-        reach = {}
     finite = (("E exp<2 theta, y> is finite", bool(reach)),)
     return [
         state("delta-bound", conditions, 0.5, lambda n: delta_bound(n, **numbers), numbers, known),
@@ -283,10 +232,8 @@ def delta(setting: Setting) -> list[Prediction]:
 
 def dudley_sum(dim: int) -> float:
     """S = sum over j >= 1 of 2^{1-j} sqrt(2 log(2 N_j)), N_j = (1 + 2^{j+1})^dim: a net of mesh
-    2^{-j} in the unit ball.
-
-    A process of norms whose increments over a distance t have E cosh(l |Z_x - Z_y|) <= exp(l^2 t^2
-    / 2) has E sup |Z_x - Z_0| <= S over the unit ball.
+    2^{-j} in the unit ball. A process of norms whose increments over a distance t have E cosh(l
+    |Z_x - Z_y|) <= exp(l^2 t^2 / 2) has E sup |Z_x - Z_0| <= S over the unit ball.
     """
     level = np.arange(1, LEVELS + 1, dtype=np.float64)
     logs = dim * np.log1p(2.0 ** (level + 1.0)) + math.log(2.0)
@@ -300,12 +247,10 @@ def chaining_constant(
 
         C = (sqrt(C_N) + sqrt(2 v C_D))^2,   C_N = 2 spread + 8 v M B S,   C_D = 4 M B S.
 
-    Tokens lie within R of their mean, v = ||V|| R (``value``), B = ||A|| r R (``score``) bounds the
-    scores about their mean, spread^2 = tr V Sigma V^T, S = ``dudley_sum`` of the rank of A
-    (``dim``), and M bounds w = exp(<theta, y - E y> - K(theta)), K of the centred law (``log_peak``
-    = log M). As K >= 0 by Jensen, M <= exp(B), whatever the law: exponential in r R.
-
-    Source: derived here, by the method of [B] Theorem 3.4; proof: "Bounds" in the documentation.
+    Tokens lie within R of their mean, v = ||V|| R (``value``), B = ||A|| r R (``score``), spread^2
+    = tr V Sigma V^T, S = ``dudley_sum`` of the rank of A (``dim``), and M bounds w = exp(<theta, y
+    - E y> - K(theta)), K of the centred law (``log_peak`` = log M, at most B). Source: derived
+    here, by the method of [B] Theorem 3.4; proof: "Bounds" in the documentation.
     """
     with np.errstate(over="ignore"):
         chain = float(np.exp(log_peak)) * score * dudley_sum(dim)
@@ -324,8 +269,7 @@ def gaussian_uniform_constant(
 
     0 < s^2 < 1/2, 0 < a < 1, q >= 4. h = ||Sigma^(1/2) A|| r (``horizon``), v = tr V Sigma V^T
     (``spread``), of which ``along`` is in the range of Sigma^(1/2) A, g = ||V Sigma A|| r
-    (``limit``) the largest |Gamma - V E y|. log C is h^2 (1 + o(1)): [B]'s exp(R^2 ||Sigma^(1/2)
-    A||^2), with its constant. Source: derived here; proof: "Bounds" in the documentation.
+    (``limit``). log C is h^2 (1 + o(1)), as in [B]. Source: derived here; proof: "Bounds".
     """
     if spread <= 0.0:
         return 0.0
@@ -407,8 +351,7 @@ def gaussian_mean_norm(values: Any) -> float:
     """E|c| for c ~ N(0, C) with eigenvalues ``values`` of C.
 
     E sqrt(Q) = int_0^inf (1 - E exp(-tQ)) t^{-3/2} dt / (2 sqrt(pi)), E exp(-tQ) = prod (1 + 2 t
-    lambda)^{-1/2}; in log t the integrand is analytic in a strip of half-width pi, so that a
-    trapezoid rule of step 1/2 errs by exp(-39).
+    lambda)^{-1/2}, by a trapezoid rule in log t, which errs by exp(-39).
     """
     spectrum = np.asarray(values, np.float64)
     largest = float(spectrum.max(initial=0.0))
@@ -422,12 +365,9 @@ def gaussian_mean_norm(values: Any) -> float:
 
 
 def kept_keys(setting: Setting) -> list[Prediction]:
-    """What the error of n keys kept by Neyman's rule tends to at ``setting.query``; random keys are
-    with ``delta``.
-
-    In a context without end the rule draws c_1 .. c_n from the tilted law by their sizes, c = V y -
-    Gamma: n MSE -> (E_t|c|)^2. For Gaussian tokens c is N(0, V Sigma V^T) under every tilt, so the
-    error is the same number at every query and horizon. Proof: "Bounds" in the documentation.
+    """What the error of n keys kept by Neyman's rule tends to at ``setting.query``: c_1 .. c_n are
+    drawn from the tilted law by their sizes, c = V y - Gamma, and n MSE -> (E_t|c|)^2. For Gaussian
+    tokens c is N(0, V Sigma V^T) under every tilt. Proof: "Bounds" in the documentation.
     """
     theta = setting.head.tilt(setting.query).double()
     V, measure = setting.head.V.double(), setting.measure
