@@ -5,6 +5,7 @@ on [-a, a].
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -52,9 +53,10 @@ class Triangular(Product):
     def _moment_1d(self, order: int) -> float:
         return 2.0 * self.half_width**order / ((order + 1) * (order + 2))
 
-    def _sigma_1d(self) -> float:
+    @cached_property
+    def subgaussian_root(self) -> Tensor:
         """sinh(x)/x <= exp(x^2/6), twice."""
-        return self.half_width / math.sqrt(6.0)
+        return self.half_width / math.sqrt(6.0) * torch.eye(self.dim, dtype=torch.float64)
 
     def along(self, theta: Float64[Tensor, " d"]) -> list[Line] | None:
         """On the line: Gauss-Legendre nodes on pieces of score length one, with a cut at 0 where

@@ -68,7 +68,7 @@ def test_weights_and_slopes_stay_below_the_bounds_of_the_proof(law: es.Measure) 
     reach, generator = law.support_radius(), torch.Generator().manual_seed(1)
     assert reach is not None
     peak = 0.8 * r * reach
-    if law.as_rotational() is not None:
+    if isinstance(law, es.Sphere | es.Ball):
         peak -= float(law.log_laplace(torch.tensor([0.8 * r] + [0.0] * (law.dim - 1)).double()))
     tokens = law.sample(60, generator).double()
     directions = es.Sphere(law.dim).sample(12, generator).double()

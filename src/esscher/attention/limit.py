@@ -110,9 +110,9 @@ class Limit:
             to_output = self._linear_map() if linear else head.V.double() @ law.cov.double()
             zero = torch.zeros(head.dim_query, dtype=torch.float64, device=law.device)
             return _affine(to_output @ head.A.double(), self(zero), law)
-        rotational, pool = law.as_rotational(), law.as_pool()
-        if self.kernel == "softmax" and rotational is not None and head.query_bias is None:
-            return _rotational(head, rotational)
+        pool = law.as_pool()
+        if self.kernel == "softmax" and isinstance(law, Rotational) and head.query_bias is None:
+            return _rotational(head, law)
         if self.kernel == "softmax" and pool is not None:
             return _pooled(self, pool)
         return sampled(self, law)

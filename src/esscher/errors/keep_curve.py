@@ -42,6 +42,7 @@ from esscher.keep.rule import Chance, Ranked, Rule, ranking, refused
 from esscher.measures.base import Measure
 from esscher.measures.line import graded
 from esscher.measures.matrices import is_multiple_of_identity, product
+from esscher.measures.rotational import Rotational
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
@@ -423,7 +424,7 @@ def tilted_sizes(head: Head, measure: Measure, theta: Tensor, limit: Tensor) -> 
     if measure.is_gaussian:
         return _of_gaussian(head, measure, limit)
     gram = product(head.V.double().T, head.V.double())
-    if measure.as_rotational() is not None:
+    if isinstance(measure, Rotational):
         known = is_multiple_of_identity(gram, ALIKE)  # then |V y| is a multiple of |y|
     else:
         known = measure.as_pool() is not None

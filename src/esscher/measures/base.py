@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cached_property
@@ -19,7 +18,6 @@ from esscher.measures.matrices import check_covariance, in_range, spectral_norm
 
 if TYPE_CHECKING:  # these are laws themselves
     from esscher.measures.pool import Pool
-    from esscher.measures.rotational import Rotational
 
 REMEDY = "scale theta or the law down, or use float64"
 
@@ -33,12 +31,8 @@ class Measure(ABC):
     A new law subclasses this, calls ``super().__init__`` and writes the four methods below the last
     line; they see float64 rows and need not check anything. Public methods take ``theta`` of shape
     (..., d), compute in float64 and answer in the dtype of ``theta``; ``mean``, ``cov`` and samples
-    have the dtype and device the law was given in or on (``place`` of a constructor). What does not
-    fit that dtype is refused with a ValueError.
-
-    Between the lines are facts that a law may know. Each is None, or False, until the law says
-    more; what is not known is not used: no exact curve but that of a drawn pool, no bound that asks
-    for it.
+    have the dtype and device the law was given in or on (``place`` of a constructor). Between the
+    lines are facts that a law may know; what is None is not used.
     """
 
     is_gaussian: ClassVar[bool] = False  # the law is N(mean, cov)
@@ -99,16 +93,8 @@ class Measure(ABC):
 
     def along(self, theta: Float64[Tensor, " d"]) -> list[Line] | None:
         """The law along one tilt: sets of nodes whose weights sum to one together."""
-        same = self.as_rotational() or self.as_pool()
-        return None if same is None else same.along(theta)
-
-    def score_tail(self, theta: Float64[Tensor, " d"], cut: float) -> float | None:
-        """P(<theta, y> > cut), with its relative digits."""
-        return None
-
-    def as_rotational(self) -> Rotational | None:
-        """The same law as one that every rotation turns into itself."""
-        return None
+        pool = self.as_pool()
+        return None if pool is None else pool.along(theta)
 
     def as_pool(self) -> Pool | None:
         """The same law as tokens drawn from a list."""
@@ -214,29 +200,7 @@ class Measure(ABC):
     def _sample(self, n: int, generator: torch.Generator | None) -> Float[Tensor, "n d"]: ...
 
 
-# ---- moments and cumulants of one number
-
-
 def power(number: float, order: int) -> float:
     """number^order, infinite beyond float64: an upper bound, where Python raises."""
     with np.errstate(over="ignore"):
         return float(np.float64(number) ** order)
-
-
-def from_cumulants(cumulants: list[float]) -> float:
-    """The last raw moment that goes with cumulants 1 .. r."""
-    moments = [1.0]
-    for r in range(1, len(cumulants) + 1):
-        terms = (math.comb(r - 1, j) * cumulants[j] * moments[r - 1 - j] for j in range(r))
-        moments.append(sum(terms))
-    return moments[-1]
-
-
-def to_cumulants(raw: list[float]) -> list[float]:
-    """Cumulants 1 .. r of raw moments 1 .. r."""
-    moments = [1.0, *raw]
-    cumulants: list[float] = []
-    for r in range(1, len(moments)):
-        terms = (math.comb(r - 1, j) * cumulants[j] * moments[r - 1 - j] for j in range(r - 1))
-        cumulants.append(moments[r] - sum(terms))
-    return cumulants

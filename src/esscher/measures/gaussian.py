@@ -13,7 +13,7 @@ from torch import Tensor
 
 from esscher.inputs import as_tensor
 from esscher.measures import line
-from esscher.measures.base import Measure, from_cumulants
+from esscher.measures.base import Measure
 from esscher.measures.fields import Dim, LawFields
 from esscher.measures.line import Line, ladder, normalised
 from esscher.measures.matrices import check_covariance, in_range, product
@@ -80,25 +80,23 @@ class Gaussian(Measure):
             )
         ]
 
-    def score_tail(self, theta: Float64[Tensor, " d"], cut: float) -> float:
-        s, centre = float((self.root.T @ theta).norm()), float(theta @ self.mean.double())
-        if s == 0.0:
-            return float(centre > cut)
-        return 0.5 * math.erfc((cut - centre) / s / math.sqrt(2.0))
-
     @cached_property
     def subgaussian_root(self) -> Float64[Tensor, "d d"]:
         """Equality with S = Sigma."""
         return self.root
 
     def norm_moment(self, order: int, V: Float64[Tensor, "d_out d"] | None = None) -> float:
-        """|V (y - m)|^2 has the cumulants 2^{r-1} (r-1)! tr C^r, C = V Sigma V^T."""
+        """E exp(t |V (y - m)|^2) = det(1 - 2t C)^(-1/2), C = V Sigma V^T: with traces tr C^r its
+        series has k h_k = sum_r tr C^r h_(k-r) / 2 in 2t.
+        """
         root = self.root if V is None else product(V, self.root)
-        cov, power, cumulants = product(root, root.T), None, []
-        for r in range(order // 2):
-            power = cov if power is None else product(power, cov)
-            cumulants.append(2.0**r * math.factorial(r) * float(power.trace()))
-        return from_cumulants(cumulants)
+        cov, traces, series = product(root, root.T), [], [1.0]
+        power = cov
+        for k in range(1, order // 2 + 1):
+            traces.append(float(power.trace()))
+            series.append(sum(traces[r] * series[k - 1 - r] for r in range(k)) / (2 * k))
+            power = product(power, cov)
+        return 2.0 ** (order // 2) * math.factorial(order // 2) * series[-1]
 
 
 class GaussianFields(LawFields):

@@ -60,14 +60,13 @@ class Mixture(Measure):
         )
         return f"Mixture({parts})"
 
-    def _transforms(self, rows: Tensor) -> Float64[Tensor, "m k"]:
-        return torch.stack([c.log_laplace(rows) for c in self.components], dim=-1)
-
-    def _tilted_weights(self, rows: Tensor) -> Float64[Tensor, "m k"]:
-        return (self.weights.log() + self._transforms(rows)).softmax(-1)
+    def _log_weights(self, rows: Tensor) -> Float64[Tensor, "m k"]:
+        """log pi_k + K_k(theta)."""
+        transforms = [c.log_laplace(rows) for c in self.components]
+        return torch.stack(transforms, dim=-1) + self.weights.log()
 
     def _log_laplace(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, " m"]:
-        return torch.logsumexp(self._transforms(rows) + self.weights.log(), dim=-1)
+        return torch.logsumexp(self._log_weights(rows), dim=-1)
 
     def _apart(
         self, rows: Tensor, weights: Tensor
@@ -82,10 +81,10 @@ class Mixture(Measure):
         return heaviest + offset, apart - offset
 
     def _tilted_mean(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d"]:
-        return self._apart(rows, self._tilted_weights(rows))[0]
+        return self._apart(rows, self._log_weights(rows).softmax(-1))[0]
 
     def _tilted_cov(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d d"]:
-        weights = self._tilted_weights(rows)
+        weights = self._log_weights(rows).softmax(-1)
         apart = weights.T.sqrt()[:, :, None] * self._apart(rows, weights)[1]
         between = torch.einsum("kmi,kmj->mij", apart, apart)
         return between + sum(
@@ -118,12 +117,6 @@ class Mixture(Measure):
             for weight, lines in parts
             for line in lines or ()
         ]
-
-    def score_tail(self, theta: Float64[Tensor, " d"], cut: float) -> float | None:
-        tails = [component.score_tail(theta, cut) for _, component in self._used]
-        if None in tails:
-            return None
-        return sum(w * (tail or 0.0) for (w, _), tail in zip(self._used, tails, strict=True))
 
     @cached_property
     def subgaussian_root(self) -> Float64[Tensor, "d d"] | None:

@@ -13,12 +13,11 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from esscher.measures.base import Measure, from_cumulants, power, to_cumulants
+from esscher.measures.base import Measure, power
 from esscher.measures.fields import fields_of
 from esscher.measures.matrices import as_size, isotropic
 from esscher.measures.pool import Pool
 from esscher.measures.radial import scaled_log, scaled_mean, spread
-from esscher.measures.rotational import Ball
 
 CORNERS = 12  # up to this dimension the law of signs is a pool of its corners
 
@@ -52,10 +51,6 @@ class Product(Measure):
     def _moment_1d(self, order: int) -> float:
         """E y_i^order, ``order`` even; infinite beyond float64."""
 
-    def _sigma_1d(self) -> float | None:
-        """A sub-Gaussian parameter of one coordinate: k(x) <= sigma^2 x^2 / 2 for every x."""
-        return None
-
     def _log_laplace(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, " m"]:
         return self._log_laplace_1d(rows).sum(-1)
 
@@ -74,20 +69,19 @@ class Product(Measure):
     def support_radius(self) -> float | None:
         return None if self._edge is None else self._edge * math.sqrt(self.dim)
 
-    @cached_property
-    def subgaussian_root(self) -> Float64[Tensor, "d d"] | None:
-        """S = sigma^2 I, coordinates being independent."""
-        sigma = self._sigma_1d()
-        return None if sigma is None else self._times_identity(sigma)
-
     def norm_moment(self, order: int, V: Float64[Tensor, "d_out d"] | None = None) -> float:
-        """Cumulants of |y|^2 are d times those of y_i^2. With V: m_2^2 ((tr G)^2 + 2 tr G^2) + (m_4
-        - 3 m_2^2) sum_i G_ii^2, G = V^T V.
+        """The d-th power of sum_r E y_i^2r t^r / r! (Miller's recurrence). With V: m_2^2
+        ((tr G)^2 + 2 tr G^2) + (m_4 - 3 m_2^2) sum_i G_ii^2, G = V^T V.
         """
         m2, m4 = self._moment_1d(2), self._moment_1d(4)
         if V is None:
-            cumulants = to_cumulants([self._moment_1d(2 * r) for r in range(1, order // 2 + 1)])
-            moment = from_cumulants([self.dim * k for k in cumulants])
+            d, last = self.dim, order // 2
+            one = [self._moment_1d(2 * r) / math.factorial(r) for r in range(last + 1)]
+            series = [1.0]
+            for k in range(1, last + 1):
+                terms = ((i * (d + 1) - k) * one[i] * series[k - i] for i in range(1, k + 1))
+                series.append(sum(terms) / k)
+            moment = math.factorial(last) * series[last]
         else:
             fourth = float((V.square().sum(0) ** 2).sum())
             moment = m2 * m2 * isotropic(V) + (m4 - 3.0 * m2 * m2) * fourth
@@ -110,9 +104,10 @@ class _Bounded(Product):
     def _variance_1d(self, x: Tensor) -> Tensor:
         return spread(self.order, self._edge, x.abs())[1]
 
-    def _sigma_1d(self) -> float:
+    @cached_property
+    def subgaussian_root(self) -> Float64[Tensor, "d d"]:
         """cosh x <= exp(x^2/2); sinh(x)/x <= exp(x^2/6), since (2k+1)! >= 6^k k!."""
-        return self._edge / math.sqrt(2.0 * self.order)
+        return self._times_identity(self._edge / math.sqrt(2.0 * self.order))
 
 
 class Cube(_Bounded):
@@ -131,12 +126,6 @@ class Cube(_Bounded):
 
     def _moment_1d(self, order: int) -> float:
         return power(self.half_width, order) / (order + 1)
-
-    def as_rotational(self) -> Ball | None:
-        """An interval is a ball."""
-        if self.dim > 1:
-            return None
-        return Ball(1, self.half_width, dtype=self.dtype, device=self.device)
 
 
 class Rademacher(_Bounded):

@@ -8,18 +8,15 @@ For v > 0 and r >= 0, with rho = r^2,
 
 The uniform law on the sphere of radius R in R^d has log-Laplace transform K_{d/2}(R |theta|), the
 ball K_{d/2+1}(R |theta|); v = 1/2 is log cosh (Rademacher), v = 3/2 is log(sinh r / r) (uniform on
-an interval).
-
-Direct Bessel quotients underflow for large v and lose all digits for large r. Here orders above
-``FLOOR`` use Debye's uniform expansion (DLMF 10.41), rearranged so that no two large numbers are
-subtracted, and lower orders are reached by
+an interval). Orders above ``FLOOR`` use Debye's uniform expansion (DLMF 10.41), rearranged so that
+no two large numbers are subtracted, and lower orders are reached by
 
     q_v = 1 / (2v + rho q_{v+1}),
     K_v = K_{v+1} + log1p(rho q_{v+1} / 2v),
     B_v' = q_v^2 (2v - rho B_{v+1}'),
 
-whose terms are positive and whose rounding errors do not grow. Nothing is truncated, so r from 0 to
-1e150 and v from 1/2 to 4096 keep about 14 digits, the curvature 12.
+whose terms are positive: r from 0 to 1e150 and v from 1/2 to 4096 keep about 14 digits, the
+curvature 12.
 """
 
 from __future__ import annotations

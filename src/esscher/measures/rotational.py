@@ -77,9 +77,6 @@ class Rotational(Measure):
         share = self._noise(torch.rand, n, 1, generator)
         return self.radius * share ** (1 / self.dim) * directions
 
-    def as_rotational(self) -> Rotational:
-        return self
-
     def along(self, theta: Float64[Tensor, " d"]) -> list[Line]:
         """Token R (x u + sqrt(1 - x^2) w): x the cosine, w uniform across u."""
         size = float(theta.norm())
@@ -89,18 +86,6 @@ class Rotational(Measure):
         x, log_weights, spread = self.cosine(r)
         across = eye - torch.outer(u, u)
         return [Line(r * x, log_weights, R * x[:, None] * u, R**2 * spread, across)]
-
-    def score_tail(self, theta: Float64[Tensor, " d"], cut: float) -> float:
-        """P(x > cut / r) = I(1 - x^2; (p - 1)/2, 1/2) / 2 for x >= 0, I the regularised incomplete
-        beta function.
-        """
-        r, p = self.radius * float(theta.norm()), round(2 * self.order)
-        if abs(cut) >= r or p == 1:
-            return float(cut < 0.0) if abs(cut) >= r else 0.5
-        tail = 0.5 * float(
-            scipy.special.betainc(0.5 * (p - 1), 0.5, (1.0 - cut / r) * (1.0 + cut / r))
-        )
-        return tail if cut >= 0 else 1.0 - tail
 
     def cosine(self, r: float) -> tuple[Tensor, Tensor, Tensor]:
         """Nodes of the cosine x = <y, u> / R for tilts up to r = R |theta|: x, log-weights,
@@ -173,11 +158,9 @@ class Student(Measure):
     """Multivariate Student tokens y = scale z sqrt(df / chi^2_df), z ~ N(0, I), with df degrees of
     freedom.
 
-    E exp<theta, y> is infinite for every theta except 0, so no tilted law exists and softmax
-    attention does not converge: its weight goes to the largest token, whose score grows like
-    n^(1/df), and so do the outputs. Samples can be drawn; the transform and its derivatives exist
-    at theta = 0 alone, the mean there for df > 1 and the covariance scale^2 df / (df - 2) I for df
-    > 2.
+    E exp<theta, y> is infinite for every theta except 0, so softmax attention has no limit: its
+    weight goes to the largest token. Samples can be drawn; the mean exists for df > 1, the
+    covariance scale^2 df / (df - 2) I for df > 2.
     """
 
     def __init__(self, dim: Any, df: Any, scale: Any = 1.0, **place: Any) -> None:

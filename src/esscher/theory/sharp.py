@@ -27,6 +27,7 @@ from esscher.attention.head import Head
 from esscher.inputs import as_counts, as_tensor
 from esscher.measures.base import Measure
 from esscher.measures.matrices import product, spectral_norm
+from esscher.measures.rotational import Rotational
 from esscher.theory.prediction import Conditions, Floats, Prediction, Setting, state
 
 RMS = "min(1/2, (√(1+4/h²)−1)/4)"  # the exponents as pictures write them
@@ -296,7 +297,7 @@ def uniform(setting: Setting) -> list[Prediction]:
         spread = math.sqrt(float((V @ measure.cov.double() * V).sum()))
         rank = max(1, int(torch.linalg.matrix_rank(head.A.double())))
         score = log_peak = tilt * reach
-        if measure.as_rotational() is not None:
+        if isinstance(measure, Rotational):
             # reach t - K(t) grows in t: K' is a mean of scores over t, none of them above reach
             theta = torch.zeros(measure.dim, dtype=torch.float64)
             theta[0] = tilt

@@ -34,7 +34,7 @@ def gaussian(d: int) -> es.Gaussian:
 def test_l2_agrees_with_the_exact_curve_at_every_n_and_horizon() -> None:
     """Chi-square of 3 laws x 3 horizons x 3 n, independent draws: false alarm 0.001."""
     total, points = 0.0, 0
-    for law in (gaussian(4), es.Sphere(3, 1.5), es.Cube(1, 2.0)):
+    for law in (gaussian(4), es.Sphere(3, 1.5), es.Ball(1, 2.0)):
         x = law.sample(5, torch.Generator().manual_seed(2))
         for horizon in (0.3, 0.7, 1.2):
             head = identity_head(law.dim, horizon)
