@@ -262,7 +262,6 @@ BAD = (
     ("recent:10", "recent: expected at most 9, the number of keys, got 10"),
     ("random:1.5", "random: expected a number above 0 and up to 1, got 1.5"),
     ("random:0", "random: expected a number above 0 and up to 1, got 0"),
-    ("global:12", "global: expected positions below 9"),
     ("nearest:3", "keep: no rule 'nearest' in 'nearest:3'; rules: adaptive, bigbird"),
     ("sinks:", "keep: expected a number, got '' in 'sinks:'"),
     ("sinks:4:4", "keep: 'sinks:4:4' is not how sinks is written: sinks:SIZE"),

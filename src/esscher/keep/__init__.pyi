@@ -39,7 +39,6 @@ from .ranked import (
 from .rule import (
     Chance as Chance,
     Inclusion as Inclusion,
-    Pattern as Pattern,
     Ranked as Ranked,
     Rule as Rule,
     Union as Union,

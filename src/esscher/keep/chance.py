@@ -45,10 +45,7 @@ class MagicPIG(Chance):
 @dataclass(frozen=True)
 class Random(Chance):
     """Each of the other keys with probability ``share``; without it, with the one that makes
-    queries keep n on average.
-
-    ``reweight``: a kept key counts 1/share, so that the sums of the softmax keep their means
-    (Horvitz-Thompson).
+    queries keep n on average. ``reweight``: a kept key counts 1/share (Horvitz-Thompson).
     """
 
     name: ClassVar[str] = "random"
@@ -67,10 +64,7 @@ class Random(Chance):
 @dataclass(frozen=True)
 class AdaptiveRest(Chance):
     """Each key of the rest with probability b/n, reweighted; b = (z sigma n / (epsilon D))^2 of
-    each query from its own sigma and D, from the ``base`` sample's size up to n.
-
-    As a keep rule it knows sigma and D from all keys, and keys are kept independently, so that the
-    integral applies.
+    each query, with its sigma and D from all keys, from the ``base`` sample's size up to n.
     """
 
     name: ClassVar[str] = "adaptive"
@@ -135,12 +129,9 @@ class Neyman(Chance):
 
 
 def gain(context: Context) -> Tensor:
-    """pi |c|, (m, N); of a key with more than half of the weight what its loss would cost, pi |c| /
-    (1 - pi).
-
-    The first order knows only small changes: of a key that has nearly all the weight it sees that
-    |c| nearly vanishes, where without it nothing would be left. pi c / (1 - pi) is exact for the
-    loss of one key; c / (1 - pi) is measured as the value's distance from the limit of the others.
+    """pi |c|, (m, N), the first order; of a key with more than half of the weight pi |c| / (1 -
+    pi), which is exact for its loss, where c / (1 - pi) is measured as the value's distance from
+    the limit of the others.
     """
     inside, context = context.inside, context.whole
     found = context.attention * context.distance

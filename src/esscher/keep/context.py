@@ -21,18 +21,15 @@ OF_QUERIES = ("q", "positions", "mask", "logits", "heads", "sink", "norm", "slop
 @dataclass(frozen=True)
 class Context:
     """Checked queries (m, k), keys (N, k), values (N, d_v) of one key-value head; query i sees the
-    keys 0 .. positions_i.
+    keys 0 .. positions_i, or what ``mask`` says.
 
     The queries of all heads that share the keys stand below each other: a rule that decides once
-    for all of them sums over the rows. ``mask``: what each query sees, where that is something else
-    (an encoder's queries see later keys too). ``logits``: the model's own scores, where they are
-    more than scale <q, k>. ``heads``: which of the heads that share the keys each row is a query
-    of; ``output``: what each of them makes of a value, W_O, where differences of values are to be
-    measured behind it. ``sink``: a logit of each row that is in the softmax without a key, as in
-    gpt_oss. It acts as a key of value 0 that is always kept: rules neither see, count nor drop it.
-    ``choosers``: the queries, over the same keys, that choose for all, where others are judged;
-    without them the queries choose for themselves. ``base``, ``columns``: of a context made by
-    ``restrict``, the context of all keys, and which of them these are.
+    for all of them sums over the rows. ``logits``: the model's own scores, where they are more than
+    scale <q, k>. ``heads``: the head of each row; ``output``: W_O of each head. ``sink``: a logit
+    of each row that is in the softmax without a key, as in gpt_oss: a key of value 0 that rules
+    neither see, count nor drop. ``choosers``: the queries, over the same keys, that choose for all,
+    where others are judged. ``base``, ``columns``: of a context made by ``restrict``, the context
+    of all keys, and which of them these are.
     """
 
     q: Tensor
@@ -128,7 +125,7 @@ class Context:
     @property
     def whole(self) -> Context:
         """For sums over all that is in the softmax: keys outside a restricted context, and the sink
-        logit as one more key, the last; the context itself where there are none.
+        logit as one more key, the last.
         """
         if self.base is not None:
             return self.base.whole
@@ -155,18 +152,14 @@ class Context:
 
     @cached_property
     def attention(self) -> Tensor:
-        """Softmax weights pi of the visible keys, (m, N); they sum to 1, or to less where the
-        softmax has more than these keys.
-        """
+        """Softmax weights pi of the visible keys, (m, N)."""
         if self.whole is self:
             return torch.softmax(self.scores, 1)
         return self.whole.attention[:, self.inside]
 
     @cached_property
     def softmax(self) -> Tensor:
-        """Weights (m, N') of everything in the softmax, in the precision of the inputs; the columns
-        ``inside`` are these keys.
-        """
+        """Weights (m, N') of everything in the softmax, in the precision of the inputs."""
         whole = self.whole
         if whole.logits is None:
             scores = (whole.q.to(self.dtype) * whole.scale) @ whole.k.to(self.dtype).T

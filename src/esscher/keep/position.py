@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from esscher.keep.context import Context
-from esscher.keep.rule import Pattern, Ranked, refused
+from esscher.keep.rule import Part, Ranked, refused
 
 
 class Sinks(Ranked):
@@ -36,18 +36,18 @@ class Recent(Ranked):
 
 
 @dataclass(frozen=True)
-class Window(Pattern):
+class Window(Part):
     """Keys at most ``width`` positions away, on either side (Longformer, BigBird)."""
 
     name: ClassVar[str] = "window"
     width: int
 
-    def keeps(self, position: Tensor, key: Tensor) -> Tensor:
-        return (key - position).abs() <= self.width
+    def surely(self, context: Context) -> Tensor:
+        return (context.index - context.positions[:, None]).abs() <= self.width
 
 
 @dataclass(frozen=True)
-class Strided(Pattern):
+class Strided(Part):
     """Keys whose distance from the query is a multiple of ``stride`` (Sparse Transformer); without
     a stride, n evenly spaced ones, counted back from the last that the query sees.
     """
@@ -56,7 +56,9 @@ class Strided(Pattern):
     stride: int | None = None
 
     def surely(self, context: Context) -> Tensor:
-        return torch.zeros_like(context.visible) if self.is_open else super().surely(context)
+        if self.stride is None:
+            return torch.zeros_like(context.visible)
+        return (context.positions[:, None] - context.index) % self.stride == 0
 
     def fill(self, context: Context, sure: Tensor, n: int) -> Tensor:
         among = context.visible & ~sure
@@ -65,12 +67,9 @@ class Strided(Pattern):
         wanted = (n - (sure & context.visible).sum(1, keepdim=True)).clamp(min=0)
         return among & (back * wanted % count.clamp_min(1) < wanted)
 
-    def keeps(self, position: Tensor, key: Tensor) -> Tensor:
-        return (position - key) % (self.stride or 1) == 0
-
 
 @dataclass(frozen=True)
-class Global(Pattern):
+class Global(Part):
     """Keys at the positions ``at``, which every query keeps (Longformer's global tokens)."""
 
     name: ClassVar[str] = "global"
@@ -82,12 +81,5 @@ class Global(Pattern):
             raise refused(f"global: expected positions from 0 on, got {self.at!r}")
         object.__setattr__(self, "at", at)
 
-    def check_numbers(self, context: Context) -> None:
-        if max(self.at) >= context.keys:
-            raise refused(
-                f"global: expected positions below {context.keys}, the number of keys, got"
-                f" {max(self.at)}"
-            )
-
-    def keeps(self, position: Tensor, key: Tensor) -> Tensor:
-        return torch.isin(key, torch.tensor(self.at, device=key.device)) & (position >= 0)
+    def surely(self, context: Context) -> Tensor:
+        return torch.isin(context.index, torch.tensor(self.at, device=context.index.device))

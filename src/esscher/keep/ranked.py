@@ -44,10 +44,10 @@ class Observed(Ranked):
 
     A score needs one method, ``score``: what a block of queries adds to the score of each key.
     Blocks are summed, or their maximum is taken (``largest``); ``collect`` makes the score of sums
-    that are something else. ``queries``: whose queries a cache
-    is scored by, the last ones of the prompt, those of a replay of the prompt, or both (the mean of
-    both scores). ``piece``: tokens of a replay that go through the model at once. ``needs``: fields
-    of the context beside queries, keys and values ("metric", "norm", "slope").
+    that are something else. ``queries``: whose queries a cache is scored by, the last ones of the
+    prompt, those of a replay of the prompt, or both (the mean of both scores). ``piece``: tokens of
+    a replay that go through the model at once. ``needs``: fields of the context beside queries,
+    keys and values ("metric", "norm", "slope").
     """
 
     queries: ClassVar[Literal["last", "replay", "both"]] = "last"

@@ -1,8 +1,6 @@
 """Rule, the base class of keep rules, and ``parse``, which makes a rule from text such as
 ``sinks:4+recent:256``.
 
-Parts of a rule keep keys surely, by a pattern or a ranking, or by chance.
-
 A rule gives key j of a query's context a probability p_j of being kept, independently, and a weight
 w_j with which it then counts (1, or 1/p_j where the rule reweights). Parts combine by union: what
 one part keeps surely no chance can drop, and a key that several parts may keep is dropped when all
@@ -42,9 +40,8 @@ _SHORT: dict[str, str] = {}  # a rule's parts as text -> the name of this rule i
 
 
 def register(name: str, make: Callable[..., Rule]) -> None:
-    """Add a rule: ``name:1:x=2`` in a text becomes ``make(1, x=2)``.
-
-    A function that needs no argument names a whole rule: its text is this name from then on.
+    """Add a rule: ``name:1:x=2`` in a text becomes ``make(1, x=2)``. A function that needs no
+    argument names a whole rule: its text is this name from then on.
     """
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise ValueError(f"keep: expected a name of small letters, digits and _, got {name!r}")
@@ -62,7 +59,7 @@ def rules() -> dict[str, Callable[..., Rule]]:
 
 
 def refused(message: str) -> ValueError:
-    """The error to raise for a bad rule: one line that ends with the names of all rules."""
+    """The error for a bad rule: one line that ends with the names of all rules."""
     return ValueError(f"{message}; rules: {', '.join(sorted(_RULES))}")
 
 
@@ -73,9 +70,7 @@ ANY_CACHE, WEIGHTS, ALL_KEYS = WHERE = ("any cache", "needs weights", "needs all
 
 @dataclass(frozen=True)
 class Inclusion:
-    """Probabilities (m, N), 0 where a query does not see the key, and weights (m, N); None: every
-    kept key counts 1.
-    """
+    """Probabilities (m, N), 0 where a query does not see the key, and weights (m, N) or None."""
 
     probability: Tensor
     weight: Tensor | None = None
@@ -109,9 +104,7 @@ class Rule(ABC):
         return next((part for part in self.parts if part.is_open), None)
 
     def include(self, context: Context, n: int | None = None) -> Inclusion:
-        """Probabilities and weights for the queries of a context; ``n``: keys kept in all, where a
-        part has no number.
-        """
+        """Probabilities and weights; ``n``: keys kept in all, where a part has no number."""
         return next(self.ladder(context, [n]))
 
     def ladder(self, context: Context, counts: Sequence[int | None]) -> Iterator[Inclusion]:
@@ -142,8 +135,8 @@ class Rule(ABC):
         return held
 
     def check(self, context: Context, n: int | None) -> None:
-        """Raise where n is missing, not wanted or out of range, or where the numbers of a part do
-        not fit the context.
+        """Raise where n is missing, not wanted or out of range, or a number does not fit the
+        context.
         """
         free = self.free
         if (n is None) != (free is None):
@@ -167,9 +160,7 @@ class Rule(ABC):
         return sure & context.visible
 
     def least(self, context: Context) -> int:
-        """The smallest n that the rule allows: the keys that parts with numbers keep, on average
-        over the queries, and 1 at least.
-        """
+        """The smallest n that the rule allows."""
         return _least(self.held(context))
 
     @property
@@ -234,7 +225,7 @@ class Part(Rule):
 
     def fill(self, context: Context, sure: Tensor, n: int) -> Tensor:
         """Keys that it adds to the ``sure`` ones where it has no number, so that every query keeps
-        n; none where it keeps by chance.
+        n.
         """
         return torch.zeros_like(sure)
 
@@ -260,17 +251,6 @@ def _written(value: object) -> str:
     return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
-class Pattern(Part):
-    """Keys by their positions alone, all of them kept."""
-
-    @abstractmethod
-    def keeps(self, position: Tensor, key: Tensor) -> Tensor:
-        """Whether a query at a position keeps a key that it sees; both broadcast."""
-
-    def surely(self, context: Context) -> Tensor:
-        return self.keeps(context.positions[:, None], context.index)
-
-
 @dataclass(frozen=True)
 class Ranked(Part):
     """The ``size`` first keys of an order; without a size, as many as n leaves to it."""
@@ -279,9 +259,7 @@ class Ranked(Part):
 
     @abstractmethod
     def order(self, context: Context) -> Tensor:
-        """Larger is kept sooner: (N,) for all queries alike, or (m, N). Equal ones: the later key
-        first.
-        """
+        """Larger is kept sooner, of equal ones the later key: (N,) for all queries, or (m, N)."""
 
     def check_numbers(self, context: Context) -> None:
         if self.size is not None and self.size > context.keys:
@@ -297,16 +275,13 @@ class Ranked(Part):
         )
 
     def fill(self, context: Context, sure: Tensor, n: int) -> Tensor:
-        """The first of the keys that are not kept anyway, so that every query keeps n."""
         return first_of(
             self.order(context), context.visible & ~sure, n - (sure & context.visible).sum(1)
         )
 
 
 def first_of(order: Tensor, among: Tensor, count: Tensor) -> Tensor:
-    """The ``count`` (m,) keys that come first among those allowed, (m, N); of equal ones the later
-    first.
-    """
+    """The ``count`` (m,) keys that come first among those allowed, (m, N)."""
     along = ranking(order).expand(len(among), -1)
     taken = among.gather(1, along)
     first = taken & (taken.cumsum(1, dtype=torch.int32) <= count[:, None])
@@ -357,7 +332,7 @@ class Union(Rule):
 
 
 def parse(text: str | Rule) -> Rule:
-    """The rule of a text; names are those of :func:`register`. A rule is returned as it is."""
+    """The rule of a text; a rule is returned as it is."""
     if isinstance(text, Rule):
         return text
     if not isinstance(text, str) or not text.strip():
@@ -412,8 +387,8 @@ PAIRS = 1 << 19
 
 
 def blocks(context: Context) -> Iterator[tuple[Tensor, Context]]:
-    """Rows and what the queries in them see; the context itself where it is small or has its scores
-    already.
+    """Rows and what the queries in them see; the context itself where it is small or has its
+    scores.
     """
     rows = torch.arange(len(context.q), device=context.k.device)
     step = max(1, PAIRS // context.keys)
