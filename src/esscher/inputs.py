@@ -7,7 +7,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import operator
 import re
 from typing import Any
 
@@ -29,11 +28,8 @@ def as_kind(value: Any, kind: type[Any], name: str) -> Any:
 
 
 def as_tensor(value: Any, name: str, *, ndim: int | None = None, last: int | None = None) -> Tensor:
-    """A finite floating tensor. Python numbers and lists become float64; tensors and arrays keep
-    their dtype.
-
-    ``ndim`` fixes the number of axes, ``last`` the length of the last one. Lists of tensors or of
-    arrays are stacked.
+    """A finite floating tensor with ``ndim`` axes, the last of length ``last``. Python numbers and
+    lists become float64; tensors and arrays keep their dtype; lists of tensors are stacked.
     """
     tensor = _read(value, name)
     if tensor.layout != torch.strided:
@@ -104,9 +100,7 @@ def _read(value: Any, name: str) -> Tensor:
 
 
 def finite_result(result: Tensor, name: str, remedy: str) -> Tensor:
-    """A computed tensor as it is, or a ValueError when it left the floating range on the way: a
-    result is never NaN.
-    """
+    """A computed tensor as it is, or a ValueError where it left the floating range."""
     if is_finite(result):
         return result
     bad = int((~torch.isfinite(result)).sum())
@@ -135,23 +129,13 @@ def as_positive(value: Any, name: str) -> float:
     return number
 
 
-def as_seed(value: Any) -> int:
-    """A whole number, of either sign."""
-    try:
-        return operator.index(value)
-    except TypeError as cause:
-        raise ValueError(f"seed: expected a whole number, got {value!r}") from cause
-
-
 def as_count(value: Any, name: str) -> int:
     """A whole number of at least 1; 1e12 counts as whole."""
     return int(as_counts([value], name)[0])
 
 
 def as_counts(value: Any, name: str) -> npt.NDArray[np.int64]:
-    """Whole numbers of at least 1, as a flat int64 array. Floats are taken when they are whole and
-    below 2**53.
-    """
+    """Whole numbers of at least 1, as a flat int64 array; floats where they are whole."""
     if isinstance(value, Tensor):
         value = value.tolist()
     elif isinstance(value, list | tuple):
@@ -174,10 +158,7 @@ def as_counts(value: Any, name: str) -> npt.NDArray[np.int64]:
 
 def generator_for(experiment: str, seed: int, *key: str | int) -> torch.Generator:
     """A generator for one draw, seeded with the first 8 bytes of sha256 of (experiment, seed,
-    *key).
-
-    Distinct keys give unrelated streams; 1 and "1" are distinct. It lives on the CPU, so that the
-    numbers are those of every device.
+    *key); on the CPU, so that the numbers are those of every device.
     """
     text = json.dumps([experiment, seed, *key], ensure_ascii=True, separators=(",", ":"))
     digest = hashlib.sha256(text.encode("ascii")).digest()
@@ -208,9 +189,7 @@ def parse_ladder(text: Any, name: str = "n") -> npt.NDArray[np.int64]:
             )
         first, last = (float(end) for end in ladder[:2])
         spaced = max(2, round(POINTS_PER_DECADE * math.log10(last / first)) + 1)
-        points = int(ladder[2]) if len(ladder) == 3 else spaced
-        if points > MOST_POINTS:
-            raise ValueError(f"{name}: expected at most {MOST_POINTS} points, got {points}")
+        points = min(int(ladder[2]), MOST_POINTS + 1) if len(ladder) == 3 else spaced
         ladder = np.unique(np.geomspace(first, last, points).round().astype(np.int64))
     if ladder.size > MOST_POINTS:
         raise ValueError(f"{name}: expected at most {MOST_POINTS} points, got {ladder.size}")

@@ -1,6 +1,5 @@
-"""Confidence intervals of a mean, of a share and of a rank correlation.
-
-An interval stays in the range of what it is of, and holds the estimate.
+"""Confidence intervals of a mean, of a share and of a rank correlation; each stays in the range of
+what it is of, and holds the estimate.
 """
 
 from __future__ import annotations
@@ -22,9 +21,7 @@ class Interval(NamedTuple):
 
 
 def t_quantile(freedom: float, level: float = 0.95) -> float:
-    """Student's two-sided quantile: the half width of an interval in standard errors that were
-    estimated with so many degrees of freedom.
-    """
+    """Student's two-sided quantile: the half width of an interval in standard errors."""
     return float(stats.t.ppf((1 + level) / 2, freedom))
 
 
@@ -38,14 +35,11 @@ def mean_interval(
     """Mean of independent values and the ends of its interval; NaN ends for fewer than three: from
     two, Student's quantile is 12.7 and the interval says nothing.
 
-    m the mean, s its standard error, t Student's quantile for count - 1 degrees of freedom:
-
-    - values without bounds: m -+ t s;
-    - values of at least ``least``: Student's on the scale log(m - least), whose standard error is
-      s / (m - least) (delta method);
-    - values between ``least`` and ``most``: Wilson's for the share m of that range, with t for the
-      normal quantile and the number of 0/1 trials that would have the standard error s (Korn and
-      Graubard's effective sample size; the number of values where all are alike).
+    m the mean, s its standard error, t Student's quantile for count - 1 degrees of freedom. Without
+    bounds: m -+ t s; at least ``least``: the same on the scale log(m - least), where the standard
+    error is s / (m - least); between ``least`` and ``most``: Wilson's for the share m of that
+    range, with t for the normal quantile and the number of 0/1 trials that would have the standard
+    error s (Korn and Graubard's effective sample size).
     """
     known = np.asarray(values, dtype=np.float64)
     mean = min(max(float(known.mean()), least), most)
@@ -63,8 +57,6 @@ def mean_interval(
         above = mean - least
         factor = math.exp(min(t * stderr / above, 700.0)) if above > 0 else 1.0
         return Interval(mean, least + above / factor, least + above * factor)
-    if math.isfinite(most):
-        raise ValueError(f"most: expected least beside it, got most = {most:g} alone")
     return Interval(mean, mean - t * stderr, mean + t * stderr)
 
 
@@ -87,8 +79,7 @@ def _wilson(share: float, trials: float, z: float) -> tuple[float, float]:
 
 def rank_correlation(x: npt.ArrayLike, y: npt.ArrayLike, level: float = 0.95) -> Interval:
     """Spearman's correlation of the pairs that have both, with the interval of Fisher's transform
-    and the variance 1.06 / (n - 3) of Fieller, Hartley and Pearson; NaN in [-1, 1] for fewer than
-    5, or where one does not vary.
+    and the variance 1.06 / (n - 3) of Fieller, Hartley and Pearson; NaN where it says nothing.
     """
     pairs = np.column_stack([x, y]).astype(np.float64)
     first, second = pairs[~np.isnan(pairs).any(axis=1)].T

@@ -42,20 +42,19 @@ def attend(
     generator: Any = None,
 ) -> Float[Tensor, "*batch m d_v"]:
     """Softmax attention of queries q (m x k) on keys k (n x k) with values v (n x d_v), streamed
-    over blocks of keys.
+    over blocks of keys: memory does not grow with n beyond the inputs.
 
-    Memory does not grow with n beyond the inputs. ``scale`` None = 1/sqrt(width of q); ``mask``:
-    booleans, true where a query may see a key. The answer has the dtype of the inputs; sums are
-    carried in float64 between blocks. Inputs may lie in memory as they like.
+    ``scale`` None = 1/sqrt(width of q); ``mask``: booleans, true where a query may see a key. The
+    answer has the dtype of the inputs; sums are carried in float64 between blocks.
 
     ``keep``: a rule that chooses the keys (esscher.keep, or its text), for each head of the leading
-    axes by itself; attention runs on those it keeps, each with its weight: softmax of score + log
-    w. Keys come in the order of their positions; queries stand at the last one, or at ``positions``
-    (m,), and see no later key, or what ``mask`` says. ``n``: keys kept in all, for the part of the
-    rule without a number. A rule with chance draws from ``generator``: for query after query and
-    key after key u_ij uniform on [0, 1), kept where u_ij < p_ij; parts that are shared by the
-    queries draw one u_j for each key. Memory is that of all pairs of queries and keys where a rule
-    chooses by several queries or by chance, else of a block of queries.
+    axes by itself; attention is the softmax of score + log w over those it keeps. Keys come in the
+    order of their positions; queries stand at the last one, or at ``positions`` (m,), and see no
+    later key, or what ``mask`` says. ``n``: keys kept in all, for the part of the rule without a
+    number. A rule with chance draws from ``generator``: for query after query and key after key
+    u_ij uniform on [0, 1), kept where u_ij < p_ij; parts that are shared by the queries draw one
+    u_j for each key. Memory is that of all pairs of queries and keys where a rule chooses by
+    several queries or by chance, else of a block of queries.
     """
     q, k, v, scale, mask = attention_inputs(q, k, v, scale, mask)
     if keep is None:
@@ -127,9 +126,8 @@ def attend_prefixes(
     """Mean and covariance (divided by n) of the outputs of self-attention on the first n_1 < n_2 <
     ... < n_m tokens, for every size.
 
-    All queries meet the keys segment by segment, keys n_{i-1} .. n_i in one block; after segment i
-    the states of the first n_i queries are those of the prefix. Each of the n_m^2 pairs is visited
-    once, where one attention per size visits sum_i n_i^2.
+    After the keys n_{i-1} .. n_i the states of the first n_i queries are those of the prefix: each
+    of the n_m^2 pairs is visited once, where one attention per size visits sum_i n_i^2.
     """
     q, k, v, scale, _ = attention_inputs(q, k, v, scale)
     if q.ndim != 2 or q.shape[0] != k.shape[0]:
@@ -155,11 +153,8 @@ def attend_prefixes(
 
 
 def attend_hardmax(q: Any, k: Any, v: Any) -> Float[Tensor, "m d_v"]:
-    """Mean of the values of the keys with the largest score <q, k_j>; scores in float64, a block of
-    queries at a time.
-
-    The limit of softmax attention as its scores are multiplied by a factor that grows without
-    bound. [B, section 5].
+    """Mean of the values of the keys with the largest score <q, k_j>, the limit of softmax
+    attention as its scores grow without bound [B, section 5]; scores in float64.
     """
     q, k, v, _, _ = attention_inputs(q, k, v, 1.0)
     if q.ndim != 2:
@@ -174,10 +169,8 @@ def attend_hardmax(q: Any, k: Any, v: Any) -> Float[Tensor, "m d_v"]:
 
 
 def attend_linear(q: Any, k: Any, v: Any, scale: Any = None) -> Float[Tensor, "*batch m d_v"]:
-    """(1/n) sum_j scale <q_i, k_j> v_j, in O(n) by forming sum_j k_j v_j^T first; sums in float64.
-
-    Linear attention normalised by the number of tokens, the model of much in-context-learning
-    theory [S, B.2].
+    """(1/n) sum_j scale <q_i, k_j> v_j, in O(n) by forming sum_j k_j v_j^T first; sums in float64
+    [S, B.2].
     """
     q, k, v, scale, _ = attention_inputs(q, k, v, scale)
     sums = k.double().mT @ v.double() / k.shape[-2]

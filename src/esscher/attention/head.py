@@ -25,11 +25,8 @@ class Head:
 
     ``A`` (d x d_query) and ``V`` (d_out x d) act on column vectors; queries and tokens are rows
     everywhere. ``tilt_bias`` is a0, ``value_bias`` v0. [B]: A = W_k^T W_q / sqrt(k); [S]: U = K^T
-    Q.
-
-    Inside, the score is <key_map y, query_map x + query_bias>. A head with a ``key_map`` (k x d)
-    keeps its factors, so that nothing of size d x d is formed: ``A`` and ``tilt_bias`` are then
-    given in key space, k x d_query and k.
+    Q. With a ``key_map`` (k x d) nothing of size d x d is formed: the score is <key_map y,
+    query_map x + query_bias>, and ``A`` (k x d_query) and ``tilt_bias`` are given in key space.
     """
 
     query_map: Float[Tensor, "k d_query"]
@@ -59,10 +56,8 @@ class Head:
     def from_weights(
         cls, wq: Any, wk: Any, wv: Any, bq: Any = None, bk: Any = None, bv: Any = None
     ) -> Head:
-        """From the projections of a trained head, each (out x in) as in ``torch.nn.Linear``.
-
-        A = W_k^T W_q / sqrt(k), tilt bias W_k^T b_q / sqrt(k). The key bias adds one number to all
-        scores of a query and cancels in the softmax: it is checked and dropped.
+        """From the projections of a trained head, each (out x in) as in ``torch.nn.Linear``: A =
+        W_k^T W_q / sqrt(k), tilt bias W_k^T b_q / sqrt(k). A key bias cancels in the softmax.
         """
         wq, wk, wv = _matrix(wq, "wq"), _matrix(wk, "wk"), _matrix(wv, "wv")
         k = wk.shape[0]
@@ -132,9 +127,6 @@ class Head:
     def horizon(self, measure: Measure, sided: int = 2) -> float:
         """Attention horizon: ||Sigma^{1/2} A||_2 (sided=1, [B]) or ||Sigma^{1/2} A Sigma^{1/2}||_2
         (sided=2).
-
-        Computed as the largest singular value of (L^T W_k^T)(W_q L) with Sigma = L L^T, through
-        thin QR factors when k < d.
         """
         check_pair(self, measure)
         if sided not in (1, 2):
@@ -213,13 +205,11 @@ def coupling_of(root_reach: float, horizon: float) -> float:
 
 
 def horizon_of_covariances(key_cov: Any, query_cov: Any, scale: Any = 1.0) -> float:
-    """Two-sided horizon in key space: scale * ||Sigma_k^{1/2} Sigma_q^{1/2}||_2.
+    """Two-sided horizon in key space: scale * ||Sigma_k^{1/2} Sigma_q^{1/2}||_2, Sigma_k, Sigma_q
+    the k x k covariances of keys W_k y and queries W_q x, scale that of the softmax, 1/sqrt(k).
 
-    Sigma_k, Sigma_q: k x k covariances of keys W_k y and queries W_q x; scale is the softmax scale,
-    1/sqrt(k). Equal to
-    ||Sigma^{1/2} A Sigma^{1/2}||_2 when keys and queries come from tokens of covariance Sigma. With
-    the query covariance replaced by W_q W_q^T it is the one-sided horizon; by the identity where
-    queries are the tokens themselves.
+    Equal to ||Sigma^{1/2} A Sigma^{1/2}||_2 when keys and queries come from tokens of covariance
+    Sigma; with W_q W_q^T for the query covariance it is the one-sided horizon.
     """
     key_root, query_root = (
         check_covariance(in_range(as_tensor(cov, name, ndim=2), name), name)[1]

@@ -36,10 +36,10 @@ KINKS_DIM = 24  # up to here the density's kinks at the eigenvalues are rough en
 @dataclass(frozen=True, eq=False)
 class Pushforward:
     """Mean and covariance of the outputs, with their errors (L2, Frobenius) and the method that
-    gave them.
+    gave them; unpacks as (mean, cov).
 
-    Unpacks as (mean, cov). Errors are bounds from rounding ("closed form"), from comparing two
-    resolutions ("quadrature"), or one standard error ("sampled").
+    Errors are bounds from rounding ("closed form"), from comparing two resolutions ("quadrature"),
+    or one standard error ("sampled").
     """
 
     mean: Float64[Tensor, " d_out"]
@@ -96,9 +96,7 @@ class Limit:
         return out if bias is None else out + torch.outer(bias.double(), mean)
 
     def pushforward(self) -> Pushforward:
-        """Mean and covariance of the outputs for x ~ measure, with the error of each and the method
-        that gave it.
-        """
+        """Mean and covariance of the outputs for x ~ measure."""
         head, law = self.head, self.measure
         if head.dim_query != law.dim:
             raise ValueError(
@@ -119,9 +117,7 @@ class Limit:
 
 
 def limit(head: Head, measure: Measure) -> Limit:
-    """Softmax attention of ``head`` on infinitely many tokens of ``measure``, callable on rows of
-    queries.
-    """
+    """Softmax attention of ``head`` on infinitely many tokens of ``measure``."""
     return Limit(head, measure, "softmax")
 
 
@@ -141,9 +137,8 @@ def second_tilt(
     """(log_growth, shift, cov) of the law tilted twice as far, which squared weights see.
 
     With e = exp<theta, y> and c = V y - Gamma(x): E[e^2 f(y)] / (E e)^2 = exp(log_growth) E_{2
-    theta} f(y), log_growth = K(2 theta) - 2 K(theta); shift = E_{2 theta} c = V (m_{2 theta} -
-    m_theta), cov = Hess K(2 theta). The delta method's matrix is C = exp(log_growth) (V cov V^T +
-    shift shift^T). ValueError where the law has no transform at 2 theta.
+    theta} f(y), log_growth = K(2 theta) - 2 K(theta); shift = E_{2 theta} c, cov = Hess K(2 theta).
+    The delta method's matrix is C = exp(log_growth) (V cov V^T + shift shift^T).
     """
     log_growth = measure.log_laplace(2 * theta) - 2 * measure.log_laplace(theta)
     shift = (measure.tilted_mean(2 * theta) - measure.tilted_mean(theta)) @ head.V.double().T
@@ -156,9 +151,7 @@ def second_tilt(
 def _affine(
     matrix: Float64[Tensor, "d_out d"], offset: Float64[Tensor, " d_out"], measure: Measure
 ) -> Pushforward:
-    """Outputs matrix x + offset of any law: mean matrix m + offset, covariance matrix Sigma
-    matrix^T.
-    """
+    """Outputs matrix x + offset of any law."""
     mean = matrix @ measure.mean.double() + offset
     cov = matrix @ measure.cov.double() @ matrix.T
     return _closed(mean, cov, float(mean.detach().norm()), float(measure.dim))

@@ -34,9 +34,7 @@ LARGE = 1024.0
 def attention_inputs(
     q: Any, k: Any, v: Any, scale: Any, mask: Any = None
 ) -> tuple[Tensor, Tensor, Tensor, float, Tensor | None]:
-    """Check what every attention function here is given: shapes, finiteness, scale, and that each
-    query sees a key. ``scale`` None = 1/sqrt(width of q).
-    """
+    """Check what every attention function is given: shapes, finiteness, scale, visible keys."""
     q, k, v, scale = as_attention(q, k, v, scale, heads=True)
     for name, x in (("q", q), ("k", k), ("v", v)):
         in_range(x, name)
@@ -78,8 +76,7 @@ def attend_block(
     = -inf where no key is visible.
 
     ``bias``: added to the scores, or booleans, true where a query may see a key. Half precision is
-    raised to float32 first, so nothing is ever summed in half precision. Blocks with scores that
-    float32 cannot hold or hardly resolves are computed in float64.
+    raised to float32; scores that float32 cannot hold or hardly resolves are taken in float64.
     """
     if q.dtype in (torch.float16, torch.bfloat16):
         q, k, v = q.float(), k.float(), v.float()

@@ -29,7 +29,6 @@ from esscher.inputs import (
     as_counts,
     as_kind,
     as_positive,
-    as_seed,
     as_tensor,
     generator_for,
 )
@@ -121,7 +120,9 @@ class Plan:
             raise ValueError(f"dtype: expected torch.float32 or torch.float64, got {dtype}")
         if sampling not in SAMPLINGS:
             raise ValueError(f"sampling: expected one of {', '.join(SAMPLINGS)}, got {sampling!r}")
-        self.seed, self.sampling, self.query_inside = as_seed(seed), sampling, query_inside
+        if not isinstance(seed, int | np.integer):
+            raise ValueError(f"seed: expected a whole number, got {seed!r}")
+        self.seed, self.sampling, self.query_inside = int(seed), sampling, query_inside
         self.queries = _queries(queries, head)
         asked = {METRICS[name].asked_by: name for name in reversed(self.metrics)}
         if head.dim_query != measure.dim:
