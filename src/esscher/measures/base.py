@@ -58,9 +58,7 @@ class Measure(ABC):
         return self._of_rows(self._tilted_cov, theta)
 
     def extreme(self, theta: Any) -> Float[Tensor, "*batch d"]:
-        """lim tilted_mean(c theta) as c grows without bound: where hardmax attention ends. Bounded
-        laws only.
-        """
+        """lim tilted_mean(c theta) as c grows without bound: where hardmax attention ends."""
         return self._of_rows(self._extreme, theta)
 
     def sample(self, n: Any, generator: torch.Generator | None = None) -> Float[Tensor, "n d"]:
@@ -103,17 +101,14 @@ class Measure(ABC):
     @cached_property
     def subgaussian_root(self) -> Float64[Tensor, "d r"] | None:
         """A proved root L of a matrix S = L L^T with E exp<theta, y - E y> <= exp(theta^T S theta /
-        2) for every theta.
-
-        S is the sub-Gaussian Sigma of [B]: the covariance only where the law is Gaussian or as
-        good.
+        2) for every theta, the sub-Gaussian Sigma of [B].
         """
         return None
 
     @cached_property
     def sigma(self) -> float | None:
         """A sub-Gaussian parameter: E exp<theta, y - E y> <= exp(sigma^2 |theta|^2 / 2) for every
-        theta, as [S] defines it (section C.1).
+        theta [S].
         """
         root = self.subgaussian_root
         return None if root is None else spectral_norm(root)
@@ -123,8 +118,8 @@ class Measure(ABC):
         return None
 
     def norm_moment(self, order: int, V: Float64[Tensor, "d_out d"] | None = None) -> float | None:
-        """E|y - E y|^order, ``order`` even and at least 2, or a number above it; with V, asked for
-        order 4 alone, E|V (y - E y)|^4.
+        """E|y - E y|^order, ``order`` even, or a number above it; with V, for order 4 alone, E|V (y
+        - E y)|^4.
         """
         return None
 
@@ -173,9 +168,7 @@ class Measure(ABC):
         return factor * torch.eye(self.dim, dtype=torch.float64, device=self.device)
 
     def _check_domain(self, rows: Float64[Tensor, "m d"]) -> None:
-        """Raise ValueError where the transform is infinite, as K says; a formula of a tilted mean
-        may give a number there.
-        """
+        """Raise ValueError where the transform is infinite."""
         if self.is_entire:
             return
         bad = ~torch.isfinite(self._log_laplace(rows.detach()))

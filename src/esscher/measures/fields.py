@@ -22,10 +22,8 @@ Dim = Annotated[int, Field(ge=1, le=MOST_DIM)]
 
 class LawFields(Plain):
     """The fields of one law. ``fields_of`` makes them for a law of ``dim`` and numbers above 0;
-    other laws subclass this with ``law: Literal[<name>]``, their arguments, and ``build``.
-
-    A law can be built from data once Python has read its file: nothing else lists it, and no file
-    of a run can add one.
+    other laws subclass this with ``law: Literal[<name>]``, their arguments, and ``build``. A law
+    can be built from data once Python has read its file.
     """
 
     measure: ClassVar[type[Measure]]

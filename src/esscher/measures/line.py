@@ -27,11 +27,9 @@ X, W = np.polynomial.legendre.leggauss(12)
 
 @dataclass(frozen=True)
 class Line:
-    """Nodes of one law along one tilt.
-
-    Node i has score <theta, y> = ``scores[i]``, probability exp(``log_weights[i]``), token mean
-    ``means[i]`` and token covariance ``spread[i]`` ``across`` ``across``^T: a root, so that
-    rounding makes no variance negative.
+    """Nodes of one law along one tilt: node i has score <theta, y> = ``scores[i]``, probability
+    exp(``log_weights[i]``), token mean ``means[i]`` and token covariance ``spread[i]`` ``across``
+    ``across``^T, a root, so that rounding makes no variance negative.
     """
 
     scores: Float64[Tensor, " N"]

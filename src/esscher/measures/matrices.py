@@ -17,9 +17,7 @@ SMALLEST, LARGEST = 1e-100, 1e100  # products of three such numbers stay in the 
 
 
 def in_range(x: Tensor, name: str) -> Tensor:
-    """The tensor itself; ValueError where its largest number, if not 0, is outside 1e-100 to
-    1e100.
-    """
+    """The tensor itself; ValueError where its largest number is not 0 or from 1e-100 to 1e100."""
     largest = max(abs(float(end)) for end in torch.aminmax(x.detach())) if x.numel() else 0.0
     if largest and not SMALLEST <= largest <= LARGEST:
         raise ValueError(
@@ -61,10 +59,8 @@ def product(left: Float64[Tensor, "r m"], right: Float64[Tensor, "m c"]) -> Floa
 
 
 def largest_singular(matrix: Float64[Tensor, "r c"]) -> tuple[float, Float64[Tensor, " c"]]:
-    """The largest singular value and its right vector.
-
-    Diagonal: read off. Above ``DENSE``: Lanczos iteration to rounding (ARPACK), since all singular
-    values cost r c min(r, c).
+    """The largest singular value and its right vector: read off a diagonal, by Lanczos iteration
+    (ARPACK) above ``DENSE``.
     """
     matrix = matrix.detach()
     if is_diagonal(matrix):
@@ -118,9 +114,7 @@ def ball_radius(points: Float64[Tensor, "N d"]) -> float:
 def check_covariance(
     cov: Tensor, name: str
 ) -> tuple[Float64[Tensor, "d d"], Float64[Tensor, "d d"]]:
-    """A covariance in float64 and a root L with L L^T = Sigma; ValueError when it is not symmetric
-    or not positive.
-    """
+    """A covariance in float64 and a root L with L L^T = Sigma; ValueError when it is none."""
     if cov.ndim != 2 or cov.shape[0] != cov.shape[1]:
         raise ValueError(f"{name}: expected a square matrix, got shape {tuple(cov.shape)}")
     eps = torch.finfo(cov.dtype).eps

@@ -33,10 +33,8 @@ def check_weights(weights: Any, size: int) -> Float64[Tensor, " k"]:
 
 
 class Mixture(Measure):
-    """sum_k pi_k mu_k. Under the tilt the weights become pi_k exp(K_k(theta)), normalised.
-
-    Tilted mean: the average of the components' tilted means; tilted covariance by the law of total
-    covariance. Components may be any measures of one dimension, mixtures included.
+    """sum_k pi_k mu_k, of any measures of one dimension. Under the tilt the weights become pi_k
+    exp(K_k(theta)), normalised; tilted covariance by the law of total covariance.
     """
 
     def __init__(self, weights: Any, components: Sequence[Measure]) -> None:

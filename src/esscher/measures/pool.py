@@ -22,9 +22,8 @@ BLOCK = 1 << 21  # scores held at once (16 MiB in float64), whatever the size of
 class Pool(Measure):
     """N tokens drawn with replacement, each alike; with other weights: a mixture of pools.
 
-    K(theta) = log (1/N) sum_j exp<theta, y_j>; the tilted mean is the softmax-weighted mean of the
-    pool, which is attention over the pool. Scores are computed in float64 block by block, so memory
-    stays flat in N.
+    K(theta) = log (1/N) sum_j exp<theta, y_j>; the tilted mean is attention over the pool. Scores
+    are computed in float64 block by block, so memory stays flat in N.
     """
 
     is_entire: ClassVar[bool] = True
@@ -56,9 +55,7 @@ class Pool(Measure):
         return torch.stack(tops).amax(0)
 
     def _weights(self, rows: Float64[Tensor, "m d"]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Blocks of tokens with exp(<theta, y_j> - the largest score), not normalised: a logarithm
-        of all would be known only to the rounding of large scores.
-        """
+        """Blocks of tokens with exp(<theta, y_j> - the largest score), not normalised."""
         best = self._best(rows)[:, None]
         for tokens, scores in self._blocks(rows):
             yield tokens, torch.exp((scores - best).clamp_max(0.0))

@@ -45,8 +45,8 @@ class Rotational(Measure):
         return self.dim / 2 + self.filled
 
     def lengths(self, count: int) -> tuple[Floats, Floats]:
-        """Nodes of |y| and their weights, which sum to one: exact for polynomials of degree 2 count
-        - 1. Gauss-Jacobi nodes for the density d r^(d-1) on [0, 1] where the ball is filled.
+        """Nodes of |y| and their weights, exact for polynomials of degree 2 count - 1: Gauss-Jacobi
+        nodes where the ball is filled.
         """
         if not self.filled:
             return np.array([self.radius]), np.ones(1)
@@ -117,10 +117,8 @@ class Rotational(Measure):
 
     @cached_property
     def subgaussian_root(self) -> Float64[Tensor, "d d"]:
-        """S = R^2 / (2v) I: the even moments of <u, y> are at most those of N(0, R^2 / (2v)).
-
-        Sphere: E <u, y>^{2k} = R^{2k} (2k-1)!! / (d (d+2) .. (d+2k-2)); ball: one factor d/(d+2k)
-        more.
+        """S = R^2 / (2v) I: the even moments of <u, y>, R^{2k} (2k-1)!! / (d (d+2) .. (d+2k-2)) on
+        the sphere, are at most those of N(0, R^2 / (2v)).
         """
         return self._times_identity(self.radius / math.sqrt(2 * self.order))
 

@@ -100,9 +100,7 @@ def lemma_c2(n: Any, delta: float, second: float, *, printed: bool = False) -> A
 @_evaluated
 def denominator_below(n: Any, delta: float, sigma: float, tilt: float) -> Any:
     """1 - a of S_n >= (1 - a) E S_n with chance 1 - delta, S_n = sum_k exp<theta, y_k>, a =
-    exp(sigma^2 tilt^2) sqrt(2 ln(1/delta) / n); 0 where a > 1.
-
-    Source: [S] section C.1, control of S_L, which prints the chance as delta.
+    exp(sigma^2 tilt^2) sqrt(2 ln(1/delta) / n); 0 where a > 1. Source: [S] section C.1.
     """
     return np.maximum(1.0 - _growth(1.0, sigma, tilt) * np.sqrt(2.0 * math.log(1 / delta) / n), 0)
 

@@ -88,8 +88,8 @@ def state(
     numbers: Mapping[str, float] | None = None,
     known: bool = True,
 ) -> Prediction:
-    """The prediction of this name, its words from ``statements.yaml``; without exponent, value and
-    numbers where those that it is made of are not ``known``.
+    """The prediction of this name, its words from ``statements.yaml``; a bare one where the numbers
+    it is made of are not ``known``.
     """
     words = dict(_words()[name])
     if not known:
@@ -104,11 +104,10 @@ def state(
 
 
 class Setting:
-    """The numbers of one head, one law of tokens and one law of queries that statements are made
-    of. Symbols as in ``boursier``; None where the law does not have the number.
-
-    ``queries_law`` defaults to the law of the tokens, ``radius`` to the root mean square norm of a
-    query; the statements at one query hold for all queries |x| <= radius.
+    """The numbers of one head, one law of tokens and one law of queries (by default the tokens')
+    that statements are made of. Symbols as in ``boursier``; None where the law does not have the
+    number. The statements at one query hold for all queries |x| <= ``radius``, by default the root
+    mean square norm of a query.
     """
 
     def __init__(
