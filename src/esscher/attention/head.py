@@ -186,15 +186,10 @@ def check_pair(head: Any, measure: Any) -> None:
 
 
 def _product_norm(left: list[Tensor], right: list[Tensor]) -> float:
-    """||left right||_2, each a product itself, without forming the product when the axis between is
-    the small one.
-    """
+    """||left right||_2, each a product itself."""
     a, b = (
         functools.reduce(product, (x.detach().double() for x in side)) for side in (left, right)
     )
-    if a.shape[1] < min(a.shape[0], b.shape[1]):
-        a = torch.linalg.qr(a, mode="r").R
-        b = torch.linalg.qr(b.T, mode="r").R.T
     return spectral_norm(product(a, b))
 
 
