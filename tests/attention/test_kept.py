@@ -266,7 +266,7 @@ BAD = (
     ({"keep": "recent", "n": 68}, r"n: expected 1 to 67 keys, got 68"),
     ({"keep": "recent", "n": 0}, r"n: expected whole numbers from 1"),
     ({"keep": "recent:68"}, r"recent: expected at most 67, the number of keys, got 68"),
-    ({"keep": "global:67"}, r"global: expected positions below 67"),
+    ({"keep": "global:67"}, r"queries keep no key"),
     ({"keep": "window:0"}, r"window: expected a whole number of at least 1, got 0"),
     ({"keep": "nearest:3"}, r"keep: no rule 'nearest' in 'nearest:3'; rules: adaptive, bigbird"),
     ({"keep": "lowrank:3"}, r"lowrank: it mixes all keys and keeps none"),
