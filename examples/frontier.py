@@ -42,12 +42,12 @@ def heads(table: pd.DataFrame) -> list[str]:
     lines = []
     for kind, words in (("best", "for each query"), ("cache", "for a cache")):
         counts = table[f"{kind}_rule_10pct"].value_counts()
-        share = (table[f"{kind}_kept_10pct"] / table["rule_keys"]).fillna(1.0)
+        share = (table[f"{kind}_kept_10pct"] / table["cache_keys"]).fillna(1.0)
         served = ", ".join(f"{rule} {count}" for rule, count in counts.items())
         lines.append(
             f"fewest keys for 10 %, {words}: {served}; median {share.median():.1%} of the keys"
         )
-    floor = (table["floor_kept_10pct"] / table["rule_keys"]).fillna(1.0)
+    floor = (table["floor_kept_10pct"] / table["cache_keys"]).fillna(1.0)
     lines.append(f"the floor: median {floor.median():.1%} of the keys")
     for kind in KINDS:
         own = table[table["kind"] == kind]

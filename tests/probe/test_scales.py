@@ -91,7 +91,10 @@ def test_scales_are_numbers_above_0(given: Any) -> None:
     assert ProbeSpec(scales="10, 0.1,10").scales == (0.1, 10.0)
 
 
-def test_refused_where_tokens_are_streamed(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="scale: every scale has grids of its own"):
-        probe("bert", tmp_path / "run", pool="corpus", scales=(1.0,), part=130)
-    assert not (tmp_path / "run" / "manifest.json").exists()
+def test_scales_of_a_corpus_in_parts_are_those_of_the_corpus(tmp_path: Path) -> None:
+    settings = {"pool": "corpus", "scales": (0.5, 2.0)}
+    whole = probe("bert", tmp_path / "whole", **settings).table("scales")
+    parts = probe("bert", tmp_path / "parts", **settings, part=130).table("scales")
+    by = ["head", "scale"]
+    one, other = (table.sort_values(by, ignore_index=True) for table in (whole, parts))
+    np.testing.assert_allclose(one["beta_fit"], other["beta_fit"], rtol=1e-4)

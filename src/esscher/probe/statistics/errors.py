@@ -33,7 +33,6 @@ from esscher.probe.curves import (
     percent,
     pool_place,
 )
-from esscher.probe.session import Session
 from esscher.probe.spec import COMPARED, FIT, ProbeSpec, drawn_ladder, fit_range
 from esscher.probe.statistic import (
     ACCURACY,
@@ -236,14 +235,6 @@ class Scales(Statistic):
 
     def tables(self, spec: ProbeSpec) -> dict[str, tuple[Column, ...]]:
         return {"scales": scale_columns(spec)} if spec.scales else {}
-
-    def check(self, session: Session) -> None:
-        """Refuse scales where the states of several parts would be stored."""
-        if session.spec.scales and not session.own and len(session.parts) > 1:
-            raise ValueError(
-                f"scale: every scale has grids of its own, and the corpus of {session.keys} tokens"
-                " comes in parts; lower --max-tokens, raise --part, or use --pool sequence"
-            )
 
     def init(self, head: HeadView) -> Scaled:
         empty = no_keys(head, len(head.kept))

@@ -106,7 +106,7 @@ class Frontier(Statistic):
         if not spec.compared:
             return ()
         reached = (column for epsilon in spec.epsilons for column in _reached(epsilon))
-        return (*KIND, RULE_KEYS, *reached, GRADIENT)
+        return (*KIND, *reached, GRADIENT)
 
     def tables(self, spec: ProbeSpec) -> dict[str, tuple[Column, ...]]:
         if not spec.compared:
@@ -171,7 +171,7 @@ class Frontier(Statistic):
             kv_head=end.kv_head, keys=keys, queries=len(found["keys"])
         )
         curves = {str(rule): own for rule, own in rows.groupby("rule", sort=False)}
-        columns = _kind(curves, keys) | {RULE_KEYS.key: keys, "gradient": gradient}
+        columns = _kind(curves, keys) | {"gradient": gradient}
         for epsilon in spec.epsilons:
             needed = {rule: _needed(own, epsilon) for rule, own in curves.items()}
             columns |= {at_error(name, epsilon): value for name, value in _fewest(needed).items()}
@@ -290,12 +290,8 @@ def _fewest(needed: Mapping[str, float]) -> dict[str, Any]:
 
 
 def _kind(curves: Mapping[str, pd.DataFrame], keys: float) -> dict[str, Any]:
-    """Which keys a head needs for a relative error of ERROR, in these contexts.
-
-    streams: streamingllm needs at most STREAMS of the keys, and no more than random keys; diffuse:
-    random keys are at most DIFFUSE times as many as those of the best rule, floor included:
-    choosing saves little; retrieves: neither. Nothing is said where one of the two rules, or the
-    floor, was not measured.
+    """The kind of a head, as its column says; empty where one of the two rules, or the floor, was
+    not measured.
     """
     if not {STREAM, CHANCE, FLOOR} <= curves.keys():
         return {"kind": "", "kind_reason": ""}
@@ -441,13 +437,6 @@ KIND = (
     Column(
         "kind_reason", "word", "why this kind", "Keys that the rules which decide the kind need."
     ),
-)
-RULE_KEYS = Column(
-    "rule_keys",
-    "float",
-    "keys under keep rules",
-    "Keys of the cache before any is dropped, on average over the judged queries.",
-    scale="log",
 )
 GRADIENT = Column(
     "gradient",

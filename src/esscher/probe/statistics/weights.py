@@ -11,13 +11,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from esscher.errors import grid as deposit
-from esscher.errors.curve import ErrorCurve, QueryErrors
 from esscher.errors.grid import Deposit
-from esscher.errors.rate import fit_rate
 from esscher.hf.call import AttentionCall
 from esscher.probe.curves import AllKeys, add_keys
 from esscher.probe.session import FEWEST
-from esscher.probe.spec import SMALLEST, ProbeSpec, drawn_ladder
+from esscher.probe.spec import ProbeSpec
 from esscher.probe.statistic import HEAD, LAYER, Head, HeadEnd, HeadView, Numbers, Result, Statistic
 from esscher.runs.columns import Column, with_ends
 from esscher.tails import scores as tails
@@ -42,15 +40,13 @@ Scores = tuple[Deposit | AllKeys, TopScores]
 
 
 class Tail(Statistic):
-    """Of the kept queries: Pareto k-hat of the weights and the critical scale of the scores; and
-    the exponent with which effective tokens grow.
-    """
+    """Of the kept queries: Pareto k-hat of the weights and the critical scale of the scores."""
 
     name = "tail"
     state = (TopScores,)
 
     def columns(self, spec: ProbeSpec) -> tuple[Column, ...]:
-        return (*SPREAD, *TAIL)
+        return (CRITICAL, *TAIL)
 
     def tables(self, spec: ProbeSpec) -> dict[str, tuple[Column, ...]]:
         return {"gaps": GAP_COLUMNS}
@@ -94,7 +90,7 @@ class Tail(Statistic):
         tail = tails.finish(TopScores(top.shape[1], found["count"], top[:, seen]))
         low, high = tail.interval
         row = {"khat": tail.median, "khat_low": low, "khat_high": high, "khat_label": tail.label}
-        row |= _exponent(end) | {"critical_scale": float(np.median(found["critical"]))}
+        row |= {"critical_scale": float(np.median(found["critical"]))}
         keys = found["within"].log().mean(0).exp().numpy()  # geometric mean over queries
         return Result(row, {"gaps": pd.DataFrame({"gap": GAPS, "keys": keys})})
 
@@ -131,48 +127,17 @@ class Sinks(Statistic):
         return Result({"sink_mass": float(used.double().mean())}, {})
 
 
-def _exponent(end: HeadEnd) -> dict[str, float]:
-    """The exponent of effective tokens 1 / E sum p^2 up to all keys, with its interval over
-    windows: twice that of the root of E sum p^2.
-    """
-    n, p2 = drawn_ladder(end.spec, end.n_keys), end.found["draws"]["sum_p2"].numpy()
-    none = np.zeros((len(p2), 1))
-    windows = end.queries.windows
-    queries = QueryErrors(mse=p2, sum_p2=p2, limit=none, delta=none[:, 0], clusters=windows)
-    roots = ErrorCurve.from_queries(n, queries, kind="exact", origin="root of E sum p^2")
-    window = (SMALLEST - 0.5, max(end.n_keys, 2 * SMALLEST) + 0.5)
-    fit = fit_rate(roots, window=window, raise_on_failure=False)
-    return {
-        "tokens_exponent": 2 * fit.exponent,
-        "tokens_exponent_low": 2 * fit.interval[0],
-        "tokens_exponent_high": 2 * fit.interval[1],
-    }
-
-
 # ---- columns
 
-SPREAD = (
-    *with_ends(
-        Column(
-            "tokens_exponent",
-            "float",
-            "exponent of effective tokens",
-            "Effective tokens of n random keys grow as n to this power: 1 is uniform attention, 0 a"
-            " few keys.",
-            scale="linear",
-            short="spread",
-        )
-    ),
-    Column(
-        "critical_scale",
-        "float",
-        "critical scale",
-        "Factor on the scores at which the softmax over all keys freezes on the largest, median"
-        " over queries: sup over gaps t of log N(t) / t, N(t) the keys within t of the largest"
-        " score. Below 1 it is frozen as it is.",
-        scale="log",
-        short="critical",
-    ),
+CRITICAL = Column(
+    "critical_scale",
+    "float",
+    "critical scale",
+    "Factor on the scores at which the softmax over all keys freezes on the largest, median over"
+    " queries: sup over gaps t of log N(t) / t, N(t) the keys within t of the largest score. Below"
+    " 1 it is frozen as it is.",
+    scale="log",
+    short="critical",
 )
 GAP_COLUMNS = (
     LAYER,
