@@ -63,7 +63,9 @@ def heads(table: pd.DataFrame) -> list[str]:
 def main() -> None:
     for path in sys.argv[1:]:
         run = es.load_run(path)
-        table, frontier = run.table("heads"), run.table("frontier")
+        frontier = run.table("frontier")
+        held = frontier.groupby(["layer", "head"])["keys"].first().rename("cache_keys")
+        table = run.table("heads").merge(held.reset_index(), how="left", on=["layer", "head"])
         keys, queries = float(frontier["keys"].mean()), int(frontier["queries"].max())
         print(f"{path}: {len(table)} heads, {keys:.0f} keys on average, {queries} queries judged")
         print("\n".join([*errors(frontier), *heads(table)]), end="\n\n")

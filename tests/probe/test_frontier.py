@@ -19,6 +19,7 @@ from esscher.errors.doubling import inclusion_error
 from esscher.hf.call import AttentionCall
 from esscher.hf.gradients import DRAWS
 from esscher.intervals import mean_interval
+from esscher.probe import session
 from esscher.probe.session import RuleQueries
 from esscher.probe.spec import RULES, SHARES, ProbeSpec, kept_sizes
 from esscher.probe.statistics import frontier
@@ -402,17 +403,11 @@ def test_a_querys_error_does_not_depend_on_how_many_are_judged(tmp_path: Path) -
 
 @pytest.mark.parametrize("queries", [2, 12, 60])
 def test_queries_before_the_cut_choose_and_later_ones_are_judged(
-    tmp_path: Path, queries: int
+    tmp_path: Path, queries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = probe(
-        "gpt2",
-        tmp_path,
-        queries=queries,
-        kept_queries=queries,
-        rules=("heavy",),
-        observe=7,
-        decode=9,
-    )
+    monkeypatch.setattr(session, "OBSERVE", 7)
+    monkeypatch.setattr(session, "DECODE", 9)
+    run = probe("gpt2", tmp_path, queries=queries, kept_queries=queries, rules=("heavy",))
     asked = source(run).rule_queries(0)
     assert asked.cut == 55
     assert asked.choosing.tolist() == list(range(48, 55))
@@ -432,9 +427,10 @@ def test_of_short_windows_a_quarter_is_judged_and_half_of_the_rest_chooses(tmp_p
 
 @pytest.mark.parametrize(("observe", "queries"), [(7, 12), (64, 12), (64, 120)])
 def test_an_encoders_choosers_are_drawn_from_the_other_tokens(
-    tmp_path: Path, observe: int, queries: int
+    tmp_path: Path, observe: int, queries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = probe("bert", tmp_path, queries=queries, observe=observe, positions=None, rules=("topk",))
+    monkeypatch.setattr(session, "OBSERVE", observe)
+    run = probe("bert", tmp_path, queries=queries, positions=None, rules=("topk",))
     found = source(run)
     for window in (0, 1):
         asked = found.rule_queries(window)

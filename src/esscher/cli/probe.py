@@ -67,8 +67,6 @@ def probe(
     positions: Annotated[
         str | None, option(ProbeSpec, "positions", options.SIZE, default="at each quarter")
     ] = None,
-    observe: Annotated[int | None, option(ProbeSpec, "observe", options.SIZE)] = None,
-    decode: Annotated[int | None, option(ProbeSpec, "decode", options.SIZE)] = None,
     n: Annotated[str | None, option(ProbeSpec, "n", options.SIZE)] = None,
     part: Annotated[int | None, option(ProbeSpec, "part", options.SIZE)] = None,
     everything: options.All = False,

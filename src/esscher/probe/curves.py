@@ -188,11 +188,6 @@ def fitted(
     return {"beta_fit": found.exponent, "beta_low": low, "beta_high": high}
 
 
-def pool_place(curve: ErrorCurve, keys: int) -> int:
-    """Where the curve has as many keys as the pool, or the most below."""
-    return int(np.flatnonzero(curve.n <= keys)[-1])
-
-
 def at_error(name: str, epsilon: float) -> str:
     """What a column is called that there is one of for each relative error: name_10pct, and 2_5pct
     for 2.5 %.

@@ -249,20 +249,16 @@ def probe(
     progress: Any = None,
     **settings: Any,
 ) -> Run:
-    """Measure every head of a model on text; the run has tables heads, curves, tails, layers,
-    budget and about.
-
-    A run whose pool is the query's own context has frontier too: the errors of keep rules.
+    """Measure every head of a model on text, as ``esscher probe`` does; returns its run.
 
     ``model``: a packaged model ("minilm", which None is too, or "smollm2"), a hub name, a folder, a
     GGUF file, or a transformers model (with its ``tokenizer``). ``texts``: a document or a list of
     them, or files and folders: ``pathlib.Path``, or a string that names one; None for the packaged
-    prose. ``out``: the run's folder, ``runs/MODEL-HASH`` when left out, as on the command line.
-    What is finished there is not computed again. ``progress``: True or False; by default in a
-    terminal and in a notebook; or a function of a :class:`esscher.runs.Progress`. The other
-    settings are the fields of :class:`ProbeSpec` and of its corpus, named as the flags are:
-    ``max_tokens=100_000``, ``layers=range(2)``, ``queries=64``, ``epsilon=0.1``, ``dataset="name"``
-    ... or ``corpus={...}`` with all of a corpus.
+    prose. ``out``: the run's folder, ``runs/MODEL-HASH`` when left out; what is finished there is
+    not computed again. ``progress``: True or False; by default in a terminal and in a notebook; or
+    a function of a :class:`esscher.runs.Progress`. The other settings are the fields of
+    :class:`ProbeSpec` and of its corpus, named as the flags are: ``max_tokens=100_000``,
+    ``layers=range(2)``, ``epsilon=0.1``, ``dataset="name"`` ... or ``corpus={...}``.
     """
     fields = read_settings(settings)  # a mistake is told before anything is written or read
     loaded = None

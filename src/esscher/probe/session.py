@@ -32,6 +32,8 @@ QUERY_WINDOWS = 256  # windows the queries come from: each process runs these th
 SEQUENCE_WINDOWS = 32  # the same where a window is the pool
 QUARTERS = 4  # depths of a window at which its own queries stand
 FEWEST = 16  # keys that a query's own context must have
+OBSERVE = 64  # last queries of the prompt, by which rules choose keys
+DECODE = 128  # tokens after the prompt, at whose queries errors are measured
 HEADS = 4  # heads of a unit of work, where the corpus is one part
 # begins the name, in a spec, of a model given as an object: no other process can load it
 OBJECT = "object:"
@@ -223,27 +225,25 @@ class Session:
         """Which queries of a window choose the keys of rules that decide for all, and which are
         judged: as many as the probe has at the last depth.
 
-        Of a causal model the judged are spread evenly over the last ``spec.decode`` places of text,
-        a quarter of them at most, and the ``spec.observe`` places before these choose, half of what
-        is there at most. Of an encoder those of the probe are judged, half of the text at most, and
+        Of a causal model the judged are spread evenly over the last DECODE places of text, a
+        quarter of them at most, and the OBSERVE places before these choose, half of what is there
+        at most. Of an encoder those of the probe are judged, half of the text at most, and
         others, drawn, choose.
         """
-        spec, rows = self.spec, self.queries.inside(window)
+        rows = self.queries.inside(window)
         depths = self.queries.depths[rows]
         last = self.queries.positions[rows[depths == depths.max()]]
         text = np.flatnonzero(self.windows.text[window] & self.pooled[window])
         if self.loaded.causal:
             text = text[text <= last.max()]
-            later = min(spec.decode, max(1, len(text) // 4))
+            later = min(DECODE, max(1, len(text) // 4))
             before, after = text[:-later], text[-later:]
             judged = after[_last_ones(len(after), len(last))]
-            return RuleQueries(
-                before[-min(spec.observe, len(before) // 2) :], judged, int(after[0])
-            )
+            return RuleQueries(before[-min(OBSERVE, len(before) // 2) :], judged, int(after[0]))
         judged = last[_last_ones(len(last), len(text) // 2)]
         others = np.setdiff1d(text, judged)
-        generator = np.random.default_rng([spec.seed, window])
-        drawn = generator.choice(others, min(spec.observe, len(text) // 2), replace=False)
+        generator = np.random.default_rng([self.spec.seed, window])
+        drawn = generator.choice(others, min(OBSERVE, len(text) // 2), replace=False)
         return RuleQueries(np.sort(drawn), judged, None)
 
     def run(self, windows: Indices, layers: Sequence[int], sink: WindowSink) -> None:

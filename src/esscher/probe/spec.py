@@ -74,12 +74,6 @@ class ProbeSpec(RunSpec):
     kept_queries: PositiveInt = Field(
         default=64, description="queries used for the costly statistics"
     )
-    observe: PositiveInt = Field(
-        default=64, description="last queries of the prompt, by which rules choose keys"
-    )
-    decode: PositiveInt = Field(
-        default=128, description="tokens after the prompt, at whose queries errors are measured"
-    )
     layers: tuple[int, ...] | None = Field(
         default=None, description="layers, e.g. 0,2-4 (default: all)"
     )

@@ -31,7 +31,6 @@ from esscher.probe.curves import (
     needed_column,
     no_keys,
     percent,
-    pool_place,
 )
 from esscher.probe.spec import COMPARED, FIT, ProbeSpec, drawn_ladder, fit_range
 from esscher.probe.statistic import (
@@ -124,7 +123,7 @@ class Draws(Statistic):
 
     def finish(self, found: Numbers, end: HeadEnd) -> Result:
         curve = curve_of(found, drawn_ladder(end.spec, end.n_keys))
-        place = pool_place(curve, end.row["n_keys"])
+        place = int(np.flatnonzero(curve.n <= end.row["n_keys"])[-1])  # the pool, or the most below
         spread = float(np.median(found["sd"].numpy()))
         seen = found["survival"][~found["survival"].isnan().any(1)].numpy()
         above = seen.mean(axis=0) if len(seen) else np.full(len(SURVIVAL_AT), math.nan)
