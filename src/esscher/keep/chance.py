@@ -18,11 +18,10 @@ from esscher.keep.rule import Chance, refused
 @dataclass(frozen=True)
 class MagicPIG(Chance):
     """A key is kept if it falls into the query's bucket in at least 2 of ``tables`` tables of
-    ``bits`` signs each.
+    ``bits`` signs each, keys centred first.
 
     Signs of random projections agree with probability s = 1 - angle/pi; all bits of a table with r
-    = s^bits; so that p = 1 - (1 - r)^tables - tables r (1 - r)^(tables - 1). Keys are centred
-    first, as MagicPIG does.
+    = s^bits; so that p = 1 - (1 - r)^tables - tables r (1 - r)^(tables - 1).
     """
 
     name: ClassVar[str] = "magicpig"

@@ -1,6 +1,4 @@
-"""What queries see when they choose their keys: N keys in the order of their positions, and m
-queries that stand among them.
-"""
+"""What queries see when they choose their keys."""
 
 from __future__ import annotations
 
@@ -52,7 +50,7 @@ class Context:
     @classmethod
     def of(cls, q: Any, k: Any, v: Any, scale: Any = None, positions: Any = None) -> Context:
         """A context of checked tensors; ``scale`` None = 1/sqrt(width of q), ``positions`` None:
-        every query stands at the last key and sees them all.
+        every query stands at the last key.
         """
         query, key, value, factor = as_attention(q, k, v, scale)
         places = _positions(positions, len(query), len(key)).to(key.device)
@@ -71,7 +69,7 @@ class Context:
 
     def restrict(self, columns: Tensor) -> Context:
         """The same queries where a rule may drop some of the keys only, those of a cache: weights
-        and limits stay those of all keys, and the others are kept.
+        and limits stay those of all keys.
         """
         place = torch.searchsorted(columns, self.positions, right=True) - 1
         mask, logits = (None if x is None else x[:, columns] for x in (self.mask, self.logits))

@@ -13,9 +13,7 @@ from esscher.keep.rule import Part, Ranked, refused
 
 
 class Sinks(Ranked):
-    """The first ``size`` keys that a query sees (attention sinks, StreamingLLM); in a sliding
-    window the first ones inside it.
-    """
+    """The first ``size`` keys that a query sees (attention sinks, StreamingLLM)."""
 
     name = "sinks"
 
@@ -24,9 +22,7 @@ class Sinks(Ranked):
 
 
 class Recent(Ranked):
-    """The ``size`` keys nearest to the query's position: the last ones, where it sees no
-    later key.
-    """
+    """The ``size`` keys nearest to the query's position."""
 
     name = "recent"
 

@@ -115,10 +115,8 @@ def pooled(order: Tensor, pool: int | None) -> Tensor:
 
 @dataclass(frozen=True)
 class Heavy(Observed):
-    """The ``size`` keys of largest mean softmax weight (H2O; SnapKV with ``last`` and ``pool``).
-
-    ``last``: only the queries at so many last positions. ``pool``: the mean weight of so many
-    neighbours counts for a key.
+    """The ``size`` keys of largest mean softmax weight (H2O; SnapKV with ``last``, only the queries
+    at so many last positions, and ``pool``, the mean over so many neighbours).
     """
 
     name = "heavy"

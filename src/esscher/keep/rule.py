@@ -296,8 +296,8 @@ class Chance(Part):
 
     @abstractmethod
     def probability(self, context: Context, rest: Tensor, wanted: Tensor | None) -> Tensor:
-        """(m, N) on ``rest``; ``wanted`` (m,): keys to keep on average, None where the part has its
-        own number.
+        """(m, N) on ``rest``; ``wanted`` (m,): keys to keep on average, None with a number of its
+        own.
         """
 
 

@@ -1,6 +1,4 @@
-"""Bohbot et al. [B]: exponents for the moments of the outputs, growth of the uniform bound, and the
-mean output of hardmax self-attention on Gaussian tokens of the line.
-"""
+"""Bohbot et al. [B]: exponents for the moments of the outputs, the uniform bound, hardmax."""
 
 from __future__ import annotations
 

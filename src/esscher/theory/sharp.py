@@ -41,9 +41,7 @@ LEVELS = 64  # of nets: the next one would change no digit
 
 
 def l2_exponent_typical(horizon2: float) -> float:
-    """min(1/2, 1/(1 + 2 h^2)): the L2(nu) norm of Gamma_n - Gamma in a typical draw of the tokens,
-    and in mean.
-    """
+    """min(1/2, 1/(1 + 2 h^2)): the L2(nu) norm of Gamma_n - Gamma in a typical draw of tokens."""
     return min(0.5, 1.0 / (1.0 + 2.0 * horizon2 * horizon2))
 
 
@@ -55,9 +53,7 @@ def l2_exponent_rms(horizon2: float) -> float:
 
 
 def moment_exponent_typical(horizon2: float) -> float:
-    """min(1/2, 1/(1 + h^2)): typical and mean absolute error of the mean and covariance of the
-    outputs.
-    """
+    """min(1/2, 1/(1 + h^2)): typical error of the mean and covariance of the outputs."""
     return min(0.5, 1.0 / (1.0 + horizon2 * horizon2))
 
 
@@ -74,9 +70,7 @@ def gaussian_centred(measure: Measure) -> bool:
 
 
 def freezing_tokens(score_deviation: float) -> float:
-    """n* = exp(s^2/2): below it the softmax of n Gaussian scores of standard deviation s rests on
-    its few largest.
-    """
+    """n* = exp(s^2/2): below it the softmax of n Gaussian scores of deviation s rests on few."""
     exponent = 0.5 * score_deviation * score_deviation
     return math.exp(exponent) if exponent < 709.0 else math.inf
 
