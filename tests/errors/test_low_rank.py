@@ -41,26 +41,6 @@ def test_random_mixtures_against_drawn_matrices() -> None:
     np.testing.assert_allclose(curve.rms[0] / curve.rms[1], (5 / 2) ** 0.5)
 
 
-def test_projected_keys_against_other_draws() -> None:
-    """400 projections of another generator: 4.5 standard errors of the difference, 7e-6."""
-    q, k, v = tensors()
-    curve = es.exact_pool_curve(q, k, v, [4, 16], keep="lowrank:projected")
-    assert curve.kind == "montecarlo"
-    random = np.random.default_rng(3)
-    limit = es.keep.Context.of(q, k, v).limit.numpy()
-    for j, rank in enumerate([4, 16]):
-        drawn = []
-        for _ in range(400):
-            matrix = random.standard_normal((rank, KEYS)) / rank**0.5
-            scores = q.numpy() @ (matrix @ k.numpy()).T / 2
-            weights = np.exp(scores - scores.max(1, keepdims=True))
-            out = weights @ (matrix @ v.numpy()) / weights.sum(1, keepdims=True)
-            drawn.append(np.square(out - limit).sum(1).mean())
-        rms = np.sqrt(np.mean(drawn))
-        stderr = np.std(drawn) / 20 / (2 * rms)
-        assert abs(curve.rms[j] - rms) < 4.5 * np.hypot(stderr, curve.stderr[j])
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -87,5 +67,4 @@ def test_refusals(given: dict[str, object], message: str) -> None:
 def test_it_is_no_keep_rule() -> None:
     with pytest.raises(ValueError, match="lowrank is for exact_pool_curve"):
         es.attend(*tensors(), keep="lowrank:3")
-    assert es.keep.parse("lowrank:projected") == es.keep.LowRank(projected=True)
-    assert str(es.keep.LowRank(5, projected=True)) == "lowrank:5:projected"
+    assert es.keep.parse("lowrank:5") == es.keep.LowRank(5)

@@ -220,7 +220,7 @@ def test_longformer_linformer_and_rules_of_one_size(tmp_path: Path) -> None:
     """On an encoder: a window and a global token by hand, random mixtures by their formula, rules
     with all their numbers as one point; exponents are those of the rows.
     """
-    rules = ("longformer", "longformer:4", "strided:8", "lowrank", "lowrank:projected")
+    rules = ("longformer", "longformer:4", "strided:8", "lowrank")
     run = probe("bert", tmp_path, heads=(1,), rules=rules, max_tokens=63, kept_queries=4)
     (hand,) = (ByHand(run, w, 1) for w in np.unique(source(run).queries.windows).tolist())
     keys, rows = np.arange(hand.size), rows_of(run, 1, "longformer")
@@ -250,13 +250,12 @@ def test_longformer_linformer_and_rules_of_one_size(tmp_path: Path) -> None:
     size = hand.weights.square().sum(1) * hand.v.square().sum() + hand.limit.square().sum(1)
     for row in rows_of(run, 1, "lowrank").itertuples():
         assert row.rms == pytest.approx(float((size.mean() / row.kept).sqrt()), rel=1e-5)
-    assert len(rows_of(run, 1, "lowrank:projected")) == len(rows_of(run, 1, "lowrank"))
     rates = run.table("rule_rates").set_index("rule")
     assert rates.loc["lowrank", "exponent"] == pytest.approx(0.5)
     some = rows[rows["share"].between(0.02, 0.25)]
     slope = -np.polyfit(np.log(some["kept"]), np.log(some["rms"]), 1)[0]
     assert rates.loc["longformer", "exponent"] == pytest.approx(slope, rel=1e-9)
-    assert set(run.table("budget")["rule"]) == {"longformer", "lowrank", "lowrank:projected"}
+    assert set(run.table("budget")["rule"]) == {"longformer", "lowrank"}
     with pytest.raises(ValueError, match="lowrank needs every query to see every key"):
         probe("llama", tmp_path / "causal", rules=("lowrank",))
 

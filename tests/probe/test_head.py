@@ -112,7 +112,7 @@ def test_bytes_give_the_state_back(dtype: torch.dtype, rtol: float) -> None:
     assert_same(again, state, rtol)
 
 
-def test_stacked_queries_over_their_own_keys_are_each_their_own_pool() -> None:
+def test_queries_that_see_their_own_keys_are_each_their_own_pool() -> None:
     scores, values = pool(torch.float64)
     center = values.mean(0)
     grid = deposit.choose_grid(torch.float64, "replacement")
@@ -121,13 +121,11 @@ def test_stacked_queries_over_their_own_keys_are_each_their_own_pool() -> None:
         (slice(4, 5), slice(90, 290), 6.0),
         (slice(5, 11), slice(7, 30), 0.1),
     ]
-    states = [
-        deposit.update(
-            deposit.init(len(scores[q]), grid, center + i), size * scores[q, k], values[k]
-        )
-        for i, (q, k, size) in enumerate(parts)
-    ]
-    found = deposit.finish(deposit.stack(states), COUNTS, "replacement").mse
+    seen = torch.full_like(scores, -torch.inf)
+    for q, k, size in parts:
+        seen[q, k] = size * scores[q, k]
+    state = deposit.update(deposit.init(len(scores), grid, center), seen, values)
+    found = deposit.finish(state, COUNTS, "replacement").mse
     for rows, keys, size in parts:
         own = torch.eye(KEYS, dtype=torch.float64)[keys]
         truth = es.exact_pool_curve(size * scores[rows], own, values[keys], COUNTS, scale=1.0)
@@ -135,25 +133,25 @@ def test_stacked_queries_over_their_own_keys_are_each_their_own_pool() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "rtol"), [(torch.float32, 1e-5), (torch.float64, 1e-8)])
-def test_stacked_queries_keep_one_fraction_of_their_own_keys(
-    dtype: torch.dtype, rtol: float
-) -> None:
+def test_queries_keep_one_fraction_of_their_own_keys(dtype: torch.dtype, rtol: float) -> None:
     """All subsets of 3, 7 and 11 keys, f = n / 7; the pool of 7 keys alone has the same errors as
     among the others.
     """
     generator = torch.Generator().manual_seed(8)
     grid = deposit.choose_grid(dtype, "bernoulli")
-    parts, pools = [], []
-    for size in (3, 7, 11):
+    seen, pools = torch.full((3, 21), -torch.inf, dtype=torch.float64), []
+    for row, (start, size) in enumerate([(0, 3), (3, 7), (10, 11)]):
         scores = 2 * torch.randn(1, size, generator=generator, dtype=torch.float64)
         values = torch.randn(size, WIDTH, generator=generator, dtype=torch.float64)
         pools.append((scores[0].numpy(), values.numpy()))
-        parts.append(
-            deposit.update(
-                deposit.init(1, grid, values.mean(0)), scores.to(dtype), values.to(dtype)
-            )
-        )
-    state = deposit.stack(parts)
+        seen[row, start : start + size] = scores[0]
+
+    def deposited(rows: slice, keys: slice) -> deposit.Deposit:
+        values = torch.from_numpy(np.concatenate([own for _, own in pools])).to(dtype)
+        start = deposit.init(len(seen[rows]), grid, values.mean(0))
+        return deposit.update(start, seen[rows, keys].to(dtype), values[keys])
+
+    state = deposited(slice(None), slice(None))
     assert state.keys.tolist() == [3, 7, 11]
     assert round(float(state.keys.double().mean())) == 7
     n = np.array([1, 3, 6, 7])
@@ -170,7 +168,7 @@ def test_stacked_queries_keep_one_fraction_of_their_own_keys(
             found.sum_p2[row, -1], np.square(weights / weights.sum()).sum(), rtol=rtol
         )
     assert (found.mse[:, -1] == 0).all()
-    alone = deposit.finish(parts[1], n, "bernoulli")
+    alone = deposit.finish(deposited(slice(1, 2), slice(3, 10)), n, "bernoulli")
     np.testing.assert_allclose(alone.mse[0], found.mse[1], rtol=rtol)
 
 

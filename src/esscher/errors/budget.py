@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from scipy.interpolate import CubicHermiteSpline, PchipInterpolator
+from scipy.optimize import bisect
 
 from esscher.errors.curve import ErrorCurve, Floats
 from esscher.inputs import as_kind, as_positive
 
 GRID = 4001  # points of log n on which a crossing is first looked for
-PIECES, ROUNDS = 256, 5  # then in pieces of an interval, again and again: to the last digit
 
 
 def tokens_needed(curve: ErrorCurve, epsilon: Any) -> int:
@@ -106,11 +106,9 @@ def _first_crossing(curve: ErrorCurve, level: float) -> int | None:
     if below.size == 0:
         return None
     low, high = grid[max(int(below[0]) - 1, 0)], grid[below[0]]
-    for _ in range(ROUNDS):
-        grid = np.linspace(low, high, PIECES + 1)
-        first = max(int(np.argmax(spline(grid) <= level)), 1)
-        low, high = grid[first - 1], grid[first]
-    return min(math.ceil(math.exp(high) - 1e-6), int(curve.n[-1]))
+    # by bisection, since a curve may end in -inf
+    root = bisect(lambda x: 1.0 if spline(x) > level else -1.0, low, high, xtol=1e-14)
+    return min(math.ceil(math.exp(root) - 1e-6), int(curve.n[-1]))
 
 
 # ---- A fixed number of tokens shared between heads, so that the summed squared error is

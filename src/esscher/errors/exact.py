@@ -46,16 +46,12 @@ def exact_curve(
     """E||Gamma_n - Gamma||^2 at each n, averaged over ``queries``, rows or a law: ``.rms`` is its
     root.
 
-    With e = exp<theta, y>, c = V y + v0 - Gamma and phi(t) = E exp(-te),
-
-        E||Gamma_n - Gamma||^2 = n int t E[e^2 |c|^2 exp(-te)] phi^{n-1} dt + n (n-1) int t |E[e
-            c exp(-te)]|^2 phi^{n-2} dt.
-
-    Gaussian tokens: through ``gaussian_error``. Sphere, ball, pools, small Rademacher cubes, and
-    mixtures of these: one-dimensional quadrature along each query's tilt. Any other law: exactly
-    for a stated pool of ``pool_size`` tokens drawn from it with ``seed``, and then ``kind`` is
-    "pool". Per-query values are in ``.queries``; ``details`` adds each query's bias and, for
-    Gaussian tokens, the second moment and the covariance of its error.
+    Formula: esscher.errors.integral. Gaussian tokens: through ``gaussian_error``. Sphere, ball,
+    pools, small Rademacher cubes, and mixtures of these: one-dimensional quadrature along each
+    query's tilt. Any other law: exactly for a stated pool of ``pool_size`` tokens drawn from it
+    with ``seed``, and then ``kind`` is "pool". Per-query values are in ``.queries``; ``details``
+    adds each query's bias and, for Gaussian tokens, the second moment and the covariance of its
+    error.
 
     ``queries`` may be a measure. Its law is integrated for Gaussian queries on Gaussian tokens,
     pools and small Rademacher cubes; of any other law, and where that integral would not be right

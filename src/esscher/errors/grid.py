@@ -16,7 +16,6 @@ belong to error_from_nodes.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
@@ -24,7 +23,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from esscher.errors.curve import QueryErrors, side_by_side
 from esscher.errors.integral import (
@@ -348,19 +346,17 @@ def finish(
     n: Counts,
     sampling: str = "replacement",
     *,
-    of: int | None = None,
     details: bool = False,
 ) -> QueryErrors:
     """The exact errors of the pool of all keys seen, at every n; ``accuracy`` includes ten times
     the error of interpolation on the grid.
 
-    "bernoulli" keeps each key with probability f = n / ``of``, by default the mean number of keys:
-    where queries have seen different numbers of keys, f is the same for all of them, and n is what
-    they keep on average.
+    "bernoulli" keeps each key with probability f = n / the mean number of keys: where queries have
+    seen different numbers of keys, f is the same for all of them.
     """
     if not bool((state.keys > 0).all()):
         raise ValueError("finish: a query of the state has seen no key; update it first")
-    of = round(float(state.keys.double().mean())) if of is None else of
+    of = round(float(state.keys.double().mean()))
     source, grid = state.source, state.grid
     step, tol = step_for(grid.tol), grid.tol
     strips = [math.pi / 2] * len(n)
@@ -419,25 +415,6 @@ def take(state: Deposit, rows: Tensor) -> Deposit:
         first=state.first[rows],
         end=state.end[rows],
         keys=state.keys[rows],
-    )
-
-
-def stack(states: Sequence[Deposit]) -> Deposit:
-    """Deposits of different queries, each over its own keys, as one."""
-    first = states[0]
-    aligned = [first, *[recentre(state, first.center) for state in states[1:]]]
-    longest = max(state.cells.shape[2] for state in aligned)
-    # The last cell of a query is number end - 1 whatever the length, so shorter ranges grow at
-    # their low end.
-    cells = torch.cat(
-        [pad(state.cells, (longest - state.cells.shape[2], 0)) for state in aligned], dim=1
-    )
-    return replace(
-        first,
-        cells=cells,
-        first=torch.cat([state.first for state in aligned]),
-        end=torch.cat([state.end for state in aligned]),
-        keys=torch.cat([state.keys for state in aligned]),
     )
 
 

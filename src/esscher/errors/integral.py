@@ -473,7 +473,6 @@ def error_from_nodes(
     n: Any,
     *,
     sampling: str = "replacement",
-    of: int | None = None,
     details: bool = False,
 ) -> QueryErrors:
     """Exact error of softmax attention on n keys drawn from weighted nodes, in float64, relative
@@ -482,9 +481,8 @@ def error_from_nodes(
     ``scores``: (m, N), row i seen by query i. ``log_weights``: (N,) or (m, N), normalised here;
     None: equal weights. ``values``: (N, d) or (m, N, d). ``extra``: variance of the value given the
     node, summed over its d coordinates, (N,) or (m, N); None for 0. ``n``: token numbers up to
-    2**53. ``sampling="bernoulli"`` keeps each of the N nodes with probability n / ``of``, by
-    default n / N, instead (equal weights, no extra, n at most that; no kept key counts as no
-    error).
+    2**53. ``sampling="bernoulli"`` keeps each of the N nodes with probability n / N instead
+    (equal weights, no extra; no kept key counts as no error).
 
     Memory is flat in m; time is m x N x (about 100 nodes, and 3.6 more per nat of score range). A
     query whose scores span more than 300 nats sums only the keys near each node: its time grows
@@ -501,8 +499,7 @@ def error_from_nodes(
         )
     )
     counts = as_counts(n, "n")
-    if of is None:
-        check_sampling(sampling, counts, keys)
+    check_sampling(sampling, counts, keys)
     log_weight = torch.log_softmax(weight.expand(m, keys), 1)
     parts = []
     for _, source in sources(score, log_weight, value, spare.expand(m, keys)):
@@ -512,7 +509,7 @@ def error_from_nodes(
         else:
             own = source.limit.new_full((len(source.limit),), keys)
             columns = (
-                bernoulli_errors(source, count, of or keys, own, step=STEP, tol=TOL)
+                bernoulli_errors(source, count, keys, own, step=STEP, tol=TOL)
                 for count in counts.tolist()
             )
             found = side_by_side(list(columns))

@@ -220,7 +220,6 @@ def ranked_errors(
 
 # ---- The error of attention through r mixtures of all keys (keep.LowRank), for a ladder of r.
 
-REPEATS = 200
 ROUNDING = 1e-12
 
 
@@ -242,41 +241,14 @@ def low_rank_curve(context: Context, rule: LowRank, n: Any = None) -> ErrorCurve
             "lowrank: mixtures of keys have no positions; expected queries that see every key,"
             " leave positions out"
         )
-    samples = None
-    if rule.projected:
-        samples = _projected(context, ranks)
-        mse, how = samples.mean(0), f"{REPEATS} Gaussian projections of keys and values to n"
-    else:
-        pairs, values = context.attention.square().sum(1), context.v.double().square().sum()
-        mse = (pairs * values + context.limit.square().sum(1)).cpu().numpy()[:, None] / ranks
-        how = "n random mixtures, mean over all Gaussian ones"
+    pairs, values = context.attention.square().sum(1), context.v.double().square().sum()
+    mse = (pairs * values + context.limit.square().sum(1)).cpu().numpy()[:, None] / ranks
     unknown, limit = np.full_like(mse, np.nan), context.limit.cpu().numpy()
     queries = QueryErrors(mse, unknown, limit=limit, delta=unknown[:, 0], accuracy=ROUNDING)
-    origin = f"error of {rule}: {how}, of {context.keys} keys"
+    origin = f"exact error of {rule}: mean over all n random mixtures of {context.keys} keys"
     kept = ranks.astype(np.float64)
-    curve = ErrorCurve.from_queries(
-        ranks, queries, kind="exact", origin=f"exact {origin}", kept=kept
-    )
-    if samples is not None:
-        origin = f"simulated {origin}"
-        drawn = ErrorCurve.from_repeats(ranks, samples.mean(1), scale=curve.scale, origin=origin)
-        return replace(drawn, kept=kept, queries=queries)
+    curve = ErrorCurve.from_queries(ranks, queries, kind="exact", origin=origin, kept=kept)
     return replace(curve, effective_tokens=None)
-
-
-def _projected(context: Context, ranks: Counts) -> Floats:
-    """Squared errors of attention on randomly projected keys and values, (REPEATS, m, len n)."""
-    q, both = context.q.double() * context.scale, torch.cat([context.k, context.v], dim=1).double()
-    width = context.k.shape[1]
-    samples = np.empty((REPEATS, len(q), len(ranks)))
-    for j, rank in enumerate(ranks.tolist()):
-        generator = generator_for("low rank", 0, rank)
-        for i in range(REPEATS):
-            matrix = torch.randn(rank, context.keys, generator=generator, dtype=torch.float64)
-            mixed: Tensor = matrix.to(both.device) @ both / rank**0.5
-            error = torch.softmax(q @ mixed[:, :width].T, 1) @ mixed[:, width:] - context.limit
-            samples[i, :, j] = error.square().sum(1).cpu().numpy()
-    return samples
 
 
 # ---- Tokens of a law.

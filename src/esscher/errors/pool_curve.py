@@ -60,14 +60,11 @@ def exact_pool_curve(
     N. Attention on no key is not defined: that event, of probability (1 - n/N)^N, counts as no
     error.
 
-    Formulas: esscher.errors.integral. Few pairs are summed key by key in float64, to about 1e-12.
-    Otherwise keys are deposited once on each query's score grid (esscher.errors.grid): float64
-    inputs to about 1e-9, float32 inputs to about 1e-5, in a time of ten to twenty fused attention
-    passes ("bernoulli": a hundred) and in memory that does not depend on N. A query goes key by
-    key, exact but slow, where its scores span more than 500 nats ("bernoulli": 250 in float32, 125
-    in float64), or where one key has nearly all the weight and rounding would take more than a
-    millionth of the error. ``.accuracy`` estimates the relative error of ``.rms``, the rounding of
-    scores in float32 included.
+    Formulas: esscher.errors.integral. Few pairs are summed key by key in float64, to about 1e-12;
+    so are queries too wide for a grid, or that rounding would spoil there. Otherwise keys are
+    deposited once on each query's score grid (esscher.errors.grid): float64 inputs to about 1e-9,
+    float32 inputs to about 1e-5, in memory that does not depend on N. ``.accuracy`` estimates the
+    relative error of ``.rms``, the rounding of scores in float32 included.
 
     ``keep``: a rule that chooses the keys instead of ``sampling`` (esscher.keep, or its text). Keys
     come in the order of their positions; queries stand at the last one, or at ``positions`` (m,),

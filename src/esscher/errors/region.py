@@ -102,28 +102,25 @@ class ConfidenceRegion:
         longest: Tensor = torch.linalg.eigvalsh(self.shape)[:, -1].clamp_min(0.0).sqrt()
         return longest
 
+    @torch.no_grad()
     def contains(self, points: Any) -> Bool[Tensor, " m"]:
-        """Whether each query's point lies in its region.
-
-        A region may be flat (values that do not vary in some direction, one key with all the
-        weight): off its plane, by more than rounding, nothing lies in it.
-        """
+        """Whether each query's point lies in its region, or in its plane where that is flat."""
         given = as_tensor(points, "points", ndim=2, last=self.center.shape[1]).double()
         if given.shape != self.center.shape:
             raise ValueError(
                 f"points: expected one for each of {len(self.center)} queries, got {len(given)}"
             )
-        sizes, axes = torch.linalg.eigh(self.shape)
-        along = (axes.mT @ (given - self.center)[:, :, None])[:, :, 0].square()
-        largest = (given.abs() + self.center.abs()).amax(1, keepdim=True)
-        rounding = (ROUNDING * largest).square()
-        flat = sizes <= torch.maximum(ROUNDING * sizes[:, -1:], rounding)
-        on_plane = ~(flat & (along > rounding)).any(1)
-        distance = torch.where(flat, 0.0, along / torch.where(flat, 1.0, sizes)).sum(1)
-        inside: Tensor = (distance <= 1.0) & on_plane
+        apart = (given - self.center)[:, :, None]
+        rounding = ROUNDING * (given.abs() + self.center.abs()).amax(1)
+        ends = {"atol": rounding.square(), "rtol": torch.full_like(rounding, ROUNDING)}
+        inverse = torch.linalg.pinv(self.shape, hermitian=True, **ends)
+        distance = (apart.mT @ inverse @ apart)[:, 0, 0]
+        off_plane = (apart - self.shape @ (inverse @ apart)).norm(dim=1)[:, 0]
+        inside: Tensor = (distance <= 1.0) & (off_plane <= 10 * rounding)
         return inside
 
 
+@torch.no_grad()
 def confidence_region(
     q: Any, k: Any, v: Any, level: Any = 0.95, scale: Any = None, known: Any = None
 ) -> ConfidenceRegion:
@@ -147,85 +144,67 @@ def confidence_region(
     derived here.
     """
     q, k, v, scale, _ = attention_inputs(q, k, v, scale, None)
-    return region_of(sample_statistics(q, k, v, scale), level, known)
-
-
-def region_of(sample: Sample, level: Any, known: Any = None) -> ConfidenceRegion:
-    """A region from the statistics of a sample, which several regions can share."""
     level = as_positive(level, "level")
     if level >= 1.0:
         raise ValueError(f"level: expected a number between 0 and 1, got {level}")
-    n, d = sample.values.shape
-    if known is None:
-        if n <= d:
-            raise ValueError(
-                f"k, v: expected more keys than output coordinates, got {n} keys for {d}"
-            )
-        kind, shape = "normal", float(scipy.stats.chi2.ppf(level, d)) * sample.cov
-    else:
-        radius = _bernstein(sample, as_kind(known, Bounds, "known"), level)
-        eye = torch.eye(d, dtype=torch.float64, device=sample.cov.device)
-        kind, shape = "bernstein", radius.to(sample.cov).square()[:, None, None] * eye
-    shape = finite_result(shape, "v: its region", "scale v down")
-    return ConfidenceRegion(sample.center, shape, level, kind, sample.cov, 1.0 / sample.sum_p2)
-
-
-@dataclass(frozen=True)
-class Sample:
-    """Softmax statistics of each query on a sample of n keys."""
-
-    values: Tensor  # (n, d_v)
-    center: Tensor  # Gamma_n
-    cov: Tensor  # C_n
-    sum_p2: Tensor
-    log_sum: Tensor  # log sum_j exp(score_j)
-    highest: Tensor  # largest score
-
-
-def sample_statistics(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Sample:
+    v, (n, d) = v.double(), v.shape
     parts: list[tuple[Tensor, ...]] = []
-    for rows in torch.split(q, max(1, BLOCK // k.shape[0])):
+    for rows in torch.split(q, max(1, BLOCK // n)):
         scores = scale * (rows.double() @ k.double().T)
         scores = finite_result(
             scores, "q, k: their scores", "lower the scale or the size of q and k"
         )
         p = scores.softmax(-1)
-        center = p @ v.double()
-        weighted = (p[i, :, None] * (v.double() - center[i]) for i in range(len(rows)))
-        cov = torch.stack([one.T @ one for one in weighted])
-        parts.append((center, cov, (p * p).sum(-1), scores.logsumexp(-1), scores.amax(-1)))
-    sample = Sample(v, *(torch.cat(part) for part in zip(*parts, strict=True)))
-    finite_result(sample.cov, "v: its covariance", "scale v down")
-    return sample
+        means = p @ v
+        weighted = (p[i, :, None] * (v - means[i]) for i in range(len(rows)))
+        covs = torch.stack([one.T @ one for one in weighted])
+        parts.append((means, covs, 1.0 / (p * p).sum(-1), scores.logsumexp(-1), scores.amax(-1)))
+    center, cov, effective, log_sum, highest = (
+        torch.cat(part) for part in zip(*parts, strict=True)
+    )
+    finite_result(cov, "v: its covariance", "scale v down")
+    if known is None:
+        if n <= d:
+            raise ValueError(
+                f"k, v: expected more keys than output coordinates, got {n} keys for {d}"
+            )
+        kind, shape = "normal", float(scipy.stats.chi2.ppf(level, d)) * cov
+    else:
+        bound, reach = _checked(as_kind(known, Bounds, "known"), highest, v)
+        A = math.sqrt(2.0 * math.log(4.0 / (1.0 - level)))
+        spread = cov.diagonal(dim1=-2, dim2=-1).sum(-1).sqrt()
+        left = (1.0 - A / effective.sqrt()).clamp_min(0.0)
+        radius = (A * spread + 8.0 / 3.0 * A * A * reach * torch.exp(bound - log_sum)) / left
+        radius = radius.nan_to_num(nan=torch.inf).clamp_max(2.0 * reach)
+        eye = torch.eye(d, dtype=torch.float64, device=v.device)
+        kind, shape = "bernstein", radius.square()[:, None, None] * eye
+    shape = finite_result(shape, "v: its region", "scale v down")
+    return ConfidenceRegion(center, shape, level, kind, cov, effective)
 
 
-def _bernstein(sample: Sample, known: Bounds, level: float) -> Tensor:
-    v, m = sample.values, len(sample.center)
-    bound = as_tensor(known.score, "known.score").detach().to(sample.highest).reshape(-1)
-    if bound.numel() not in (1, m):
+def _checked(known: Bounds, highest: Tensor, v: Tensor) -> tuple[Tensor, float]:
+    """The bounds on each query's scores (m,) and on the distance of values; ValueError where the
+    sample breaks them by more than rounding.
+    """
+    bound = as_tensor(known.score, "known.score").to(highest).reshape(-1)
+    if bound.numel() not in (1, len(highest)):
         raise ValueError(
-            f"known.score: expected one number, or one for each of {m} queries, got {bound.numel()}"
+            f"known.score: expected one number, or one for each of {len(highest)} queries, got"
+            f" {bound.numel()}"
         )
-    bound = bound.expand(m)
-    reach = float(as_tensor(known.radius, "known.radius", ndim=0).detach())
-    center = as_tensor(known.center, "known.center", ndim=1, last=v.shape[1])
-    center = center.detach().double().to(v.device)
-    highest = sample.highest.detach()
+    bound = bound.expand(len(highest))
     if bool((highest > bound + SLACK * (1.0 + bound.abs())).any()):
         worst = int((highest - bound).argmax())
         raise ValueError(
             f"known.score: a score of {float(highest[worst]):.6g} is above the bound"
             f" {float(bound[worst]):.6g} of query {worst}; give a bound on every score of the law"
         )
-    furthest = float((v.detach().double() - center).norm(dim=1).max())
+    reach = float(as_tensor(known.radius, "known.radius", ndim=0))
+    center = as_tensor(known.center, "known.center", ndim=1, last=v.shape[1]).to(v)
+    furthest = float((v - center).norm(dim=1).max())
     if furthest > reach + SLACK * (reach + float(center.norm())):
         raise ValueError(
             f"known.radius: a value lies {furthest:.6g} from the centre, the bound is {reach:.6g}; "
             "give a bound on every value of the law"
         )
-    A = math.sqrt(2.0 * math.log(4.0 / (1.0 - level)))
-    weight = torch.exp(torch.maximum(bound, highest) - sample.log_sum)
-    spread = sample.cov.diagonal(dim1=-2, dim2=-1).sum(-1).sqrt()
-    left = 1.0 - A * sample.sum_p2.sqrt()
-    found = (A * spread + 8.0 / 3.0 * A * A * reach * weight) / torch.where(left > 0.0, left, 1.0)
-    return torch.where(left > 0.0, found, torch.inf).clamp_max(2.0 * max(reach, furthest))
+    return torch.maximum(bound, highest), max(reach, furthest)

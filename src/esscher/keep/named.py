@@ -74,13 +74,12 @@ RULES = (BigBird, H2O, Longformer, RestKV, SnapKV, StreamingLLM, TOVA, VAttentio
 
 @dataclass(frozen=True)
 class LowRank(Part):
-    """``rank`` random mixtures of the weights, or with ``projected`` of keys and values."""
+    """``rank`` Gaussian mixtures of the weights and of the values, mean over all of them."""
 
     name: ClassVar[str] = "lowrank"
     alone: ClassVar[bool] = True
     per_query = True  # a mixture is made of all keys: none is dropped
     rank: int | None = None
-    projected: bool = False
 
     def check_numbers(self, context: Context) -> None:
         raise refused(

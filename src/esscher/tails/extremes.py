@@ -1,36 +1,27 @@
 """The largest norms and coordinates of tokens, and the law their tails follow: Pareto or
 sub-Gaussian.
 
-The state (init, update, merge, finish). Coordinates are compared once they are standardised, and
-mean and deviation are known only at the end: the state keeps the COORDINATES largest and smallest
-values of *every* coordinate, from which all standardised values |z| above
+The state (init, update, merge, finish) keeps the COORDINATES largest and smallest values of *every*
+coordinate, since mean and deviation are known only at the end. From them all standardised values
+|z| above u = the largest, over the 2 d lists, of the smallest |z| that a full list holds, are
+known. With every value the norm of its token is kept: tokens alike in every digit count as one. A
+norm is standardised by the mean and the deviation of norms; for Gaussian tokens it is then
+sub-Gaussian with a scale of at most sqrt(||Sigma||) / deviation (Borell 1975; Tsirelson, Ibragimov,
+Sudakov 1976). The tail is the upper tenth of norms (DuMouchel, Annals of Statistics 11, 1983),
+NORMS of them at most, and the upper hundredth of coordinates, LISTED for each list at most.
 
-    u = the largest, over the 2 d lists, of the smallest |z| that a full list holds
-
-are known. With every value the norm of its token is kept: it tells the tokens apart, and tokens
-alike in every digit count as one. A norm is standardised by the mean and the deviation of norms;
-for Gaussian tokens it is then sub-Gaussian with a scale of at most sqrt(||Sigma||) / deviation
-(Borell 1975; Tsirelson, Ibragimov, Sudakov 1976). The tail is the upper tenth of norms (DuMouchel,
-Annals of Statistics 11, 1983), NORMS of them at most, and the upper hundredth of coordinates,
-LISTED for each list at most.
-
-The comparison. Values z > u, exceedances e = z - u. Two laws of what lies beyond u are fitted by
-likelihood:
+Two laws of exceedances e = z - u of values z > u are fitted by likelihood:
 
     Pareto        P(e > x) = (1 + xi x / b)^(-1/xi), xi > 0;  exp(-x / b), the lightest, at xi = 0
     sub-Gaussian  P(z > x) = Q(x / sigma) / Q(u / sigma), Q the survival of the standard normal law
 
-The first is the generalised Pareto law, the limit of exceedances of every law with a power tail of
-exponent 1/xi (Balkema, de Haan 1974; Pickands 1975). The second is the tail of a Gaussian about 0.
-The Pareto side may not take xi < 0: those laws end somewhere, and are sub-Gaussian.
-
-Let l_i be the log-likelihood of value i under the first less that under the second. The sign of
-their mean is believed where the mean is beyond its standard error (Vuong, Econometrica 57, 1989,
-307-333; Clauset, Shalizi, Newman, SIAM Review 51, 2009, 661-703). Values of one token, or of tokens
-alike in every digit, are not independent: the standard error is of sums over groups, sqrt(G/(G - 1)
-sum_g (sum_{i in g} l_i)^2) / M for G groups of M values in all. The reported shape xi has the
-largest likelihood over xi > -1/2, may be negative, and has the deviation (1 + xi) / sqrt(G) (Smith,
-Biometrika 72, 1985).
+The first is the limit of exceedances of every law with a power tail of exponent 1/xi (Balkema, de
+Haan 1974; Pickands 1975); laws of xi < 0 end somewhere, and are sub-Gaussian. The sign of the mean
+log-likelihood ratio is believed where the mean is beyond its standard error (Vuong, Econometrica
+57, 1989, 307-333; Clauset, Shalizi, Newman, SIAM Review 51, 2009, 661-703), that of sums over
+groups of values of one token: sqrt(G/(G - 1) sum_g (sum_{i in g} l_i)^2) / M for G groups of M
+values in all. The reported shape xi has the largest likelihood over xi > -1/2 and the deviation
+(1 + xi) / sqrt(G) (Smith, Biometrika 72, 1985).
 """
 
 from __future__ import annotations

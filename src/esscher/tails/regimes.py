@@ -12,11 +12,9 @@ The rule, first match wins:
 4. *selective*: everything between.
 
 Signatures are named after the failures that [B] warns of. *Exploded constants*: convergence much
-slower than 1/sqrt(n) where the coupling Psi is far above 1, which is what [B] says to check.
-*Hardmax regime*: weights on single tokens; [B, Prop. 5.1] has a logarithmic law for the hardmax of
-one-dimensional symmetric Gaussian tokens.
-*Distribution mismatch*: tokens that are not sub-Gaussian leave the theory's hypotheses. A head may
-show none or several, whatever its regime.
+slower than 1/sqrt(n) where the coupling Psi is far above 1. *Hardmax regime*: weights on single
+tokens. *Distribution mismatch*: tokens that are not sub-Gaussian leave the theory's hypotheses. A
+head may show none or several, whatever its regime.
 """
 
 from __future__ import annotations

@@ -16,11 +16,9 @@ bad above. The interval is k -+ z (1 + k)/sqrt(M), the asymptotic deviation of t
 estimate for k > -1/2 (Smith, Biometrika 72, 1985); it holds for a tail that is Pareto. The M + 1
 largest scores of each query are a streaming state: init, update, merge, finish.
 
-The other two come from binned masses: the deposits of keys on each query's uniform score grid
-(esscher.errors.grid, channel ``cells[-2]``), which the exact error needs anyway. A key's unit of
-mass is spread over ``points`` cells by B-spline weights: a smoothing of mean 0 and variance points
-spacing^2 / 12, which multiplies sums of exp(a score) by a known gain (esscher.errors.scatter). All
-of that is taken out here.
+The other two come from binned masses: the deposits of keys on each query's score grid
+(esscher.errors.grid, channel ``cells[-2]``). Spreading a key over ``points`` cells is a smoothing
+of mean 0 and variance points spacing^2 / 12, which is taken out here.
 """
 
 from __future__ import annotations

@@ -71,13 +71,10 @@ def converge(
 
     Options. ``sampling``: "nested" prefixes of i.i.d. tokens, one pass for all n, or "independent"
     tokens for every n. ``query_inside`` adds a query of nu to its own prompt [S, Remark 3.2], for
-    ``l2``; self-attention's queries are in it anyway. ``dtype``: of the attention, by default
-    float32 where its rounding is below a thousandth of the measured error, else float64; sums are
-    in float64. ``device``: by default the law's. ``experiment``: a name; numbers depend on
-    (experiment, seed, n or "nested", repeat) alone. Where the limit's own error is above 20 % of
-    the measured one the ladder of n stops, and ``origin`` says so.
-
-    Student tokens have no limit, so every metric is refused with the reason unless A = 0.
+    ``l2``. ``dtype``: of the attention, by default float32 where its rounding is below a thousandth
+    of the measured error, else float64. ``device``: by default the law's. ``experiment``: a name;
+    numbers depend on (experiment, seed, n or "nested", repeat) alone. Where the limit's own error
+    is above 20 % of the measured one the ladder of n stops, and ``origin`` says so.
     """
     plan = Plan(head, measure, n, metrics, seed, **options)
     count = as_count(repeats, "repeats")
