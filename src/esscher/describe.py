@@ -142,7 +142,7 @@ def describe(
     with_head = asked.pool != "corpus"
     loaded = outline_model(model, revision=revision, with_head=with_head, weights=False)
     built = encoder_of(skeleton(config, source.shown)) if loaded is None else loaded.model
-    reason = _refused(built) if loaded is None else None
+    reason = None if loaded else refusal(built) or _refused(built)
     names = ("layers", "heads", "kv_heads", "width", "hidden_size", "causal")
     files = weight_files(source, None) if Path(source.where).exists() else []
     return ModelDescription(
@@ -161,25 +161,21 @@ def describe(
 
 def _refused(model: Any) -> str:
     """Why a model, which has no weights, shows no attention."""
-    if (reason := refusal(model)) is not None:
-        return reason
     try:
         forward(model, example_inputs(model), lambda call: None)
-    except ValueError as cause:
-        return str(cause)
     except (RuntimeError, NotImplementedError):
         pass  # a step that needs numbers
-    told = "its attention was not reached without weights; esscher probe will tell"
-    return f"{type(model).__name__}: {told}"
+    except ValueError as cause:
+        return str(cause)
+    return f"{type(model).__name__}: not reached without weights; esscher probe will tell"
 
 
 def estimate_cost(loaded: Loaded, asked: ProbeSpec = DEFAULT, packed: bool = False) -> Cost:
-    """Every stage of the probe that is ``asked`` for (text without a number of tokens counts as
-    KEYS), counted, over the speed of this machine.
+    """Every stage of the probe that is ``asked`` for, counted, over the speed of this machine; text
+    without a number of tokens counts as KEYS.
 
-    Memory is weights in float32 and what a process holds beside them: keys and values of a window,
-    or of the corpus where they fit, or the states of some layers while a corpus that does not fit
-    streams by part by part; or the weights twice, while those of a GGUF file (``packed``) are read.
+    Memory is weights in float32, the keys and values that are held at once, and a block; weights of
+    a GGUF file (``packed``) are there twice while they are read.
     """
     tokens = asked.corpus.max_tokens or KEYS
     length = window_length(asked, loaded)
@@ -207,12 +203,10 @@ def estimate_cost(loaded: Loaded, asked: ProbeSpec = DEFAULT, packed: bool = Fal
 
 
 def count_operations(session: Session, tokens: int) -> dict[str, float]:
-    """Floating-point operations of a probe of so many tokens by stage; the session may be of fewer,
-    where it has several parts.
+    """Floating-point operations by stage of a probe of so many tokens; the session may have a part.
 
-    A corpus goes through the model once for each block of layers, and windows of queries once more.
-    Where rules are compared a language model gives gradients of drawn next tokens at the last
-    places of a window, after a prefill of the others.
+    A corpus goes through the model once for each block of layers, windows of queries once more.
+    Where rules are compared, a language model also gives gradients at its last positions.
     """
     length, layers = session.windows.length, session.layers
     heads = sum(len(session.heads(layer)) for layer in layers)

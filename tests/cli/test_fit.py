@@ -1,6 +1,4 @@
-"""``esscher fit`` gives the exponents that a run stored, and others where another window is asked
-for.
-"""
+"""``esscher fit`` fits the stored curves of a run again, over every n or over those asked for."""
 
 from __future__ import annotations
 
@@ -14,7 +12,6 @@ import pandas as pd
 import pytest
 
 import esscher as es
-from esscher.cli.runs import _fitted
 from esscher.probe.curves import stored_curves
 from esscher.probe.spec import ProbeSpec, fit_points, fit_range
 from tests.cli.commands import run
@@ -36,33 +33,6 @@ def fitted(capsys: pytest.CaptureFixture[str], folder: Path, *options: str) -> l
     return json.loads(run(["fit", str(folder), "--json", *options], capsys)[1])  # type: ignore[no-any-return]
 
 
-def test_fit_of_a_probe_is_the_probes_own(
-    folders: dict[str, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    stored = es.load_run(folders["moments"])
-    expected = {}
-    for row in stored.table("heads").to_dict("records"):
-        head = f"{row['layer']}.{row['head']}"
-        expected[head, "l2"] = [row[key] for key in ("beta_fit", "beta_low", "beta_high")]
-        expected |= {(head, metric): of_moments(row, metric) for metric in ("mean", "cov")}
-    for row in stored.table("layers").to_dict("records"):
-        expected |= {
-            (f"{row['layer']}, all", metric): of_moments(row, metric) for metric in ("mean", "cov")
-        }
-    found = {(row["head"], row["metric"]): row for row in fitted(capsys, folders["moments"])}
-    assert set(found) == set(expected)
-    for key, numbers in expected.items():
-        known = [
-            math.nan if found[key][part] is None else found[key][part]
-            for part in ("exponent", "low", "high")
-        ]
-        assert known == pytest.approx(numbers, rel=1e-12, nan_ok=True), key
-
-
-def of_moments(row: dict[Any, Any], metric: str) -> list[float]:
-    return [row[f"beta_{metric}{end}"] for end in ("", "_low", "_high")]
-
-
 def test_the_line_through_the_stored_curve_is_the_probes_own(
     folders: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -80,8 +50,26 @@ def test_the_line_through_the_stored_curve_is_the_probes_own(
         for row in fitted(capsys, folders["moments"], "--window", "16:70")
         if row["metric"] == "l2"
     )
+    assert window["head"] == f"{head['layer']}.{head['head']}"
     assert (window["n_min"], window["n_max"]) == (16, 64)
     assert abs(window["exponent"] - again.exponent) > 1e-6
+
+
+def test_every_stored_curve_of_a_probe_is_fitted(
+    folders: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The l2 error of heads, the moments of heads and of layers with their heads side by side."""
+    curves = es.load_run(folders["moments"]).table("curves")
+    expected = {}
+    for metric in ("l2", "mean", "cov"):
+        for (layer, head), curve in stored_curves(curves, metric).items():
+            name = f"{layer}, all" if head == -1 else f"{layer}.{head}"
+            expected[name, metric] = es.fit_rate(curve, raise_on_failure=False).exponent
+    found = {(row["head"], row["metric"]): row for row in fitted(capsys, folders["moments"])}
+    assert set(found) == set(expected)
+    assert {metric for name, metric in found if name.endswith("all")} == {"mean", "cov"}
+    for key, exponent in expected.items():
+        assert found[key]["exponent"] == pytest.approx(exponent, rel=1e-12), key
 
 
 def test_fit_of_a_sweep_is_the_sweeps_own(
@@ -104,8 +92,8 @@ def test_a_window_takes_every_n_inside() -> None:
     curves = pd.DataFrame({"layer": 0, "head": 1, "metric": "l2", "kind": "exact", "n": n})
     curves = curves.assign(rms=rms, relative=rms, stderr=0.0, q95=rms, local_slope=np.nan)
     curve = stored_curves(curves, "l2")[0, 1]
-    (found,) = _fitted(iter([({"head": "0.1"}, curve)]), (200.0, 700.0))
-    assert (found["n_min"], found["n_max"]) == (256, 600)
+    found = es.fit_rate(curve, window=(200.0, 700.0))
+    assert (found.window.n_min, found.window.n_max) == (256, 600)
     inside = np.array([256.0, 300.0, 512.0, 600.0])
     slope = np.polyfit(np.log(inside), np.log(inside**-0.5 * (1 + 20 / inside)), 1)[0]
-    assert found["exponent"] == pytest.approx(-slope, rel=1e-12)
+    assert found.exponent == pytest.approx(-slope, rel=1e-12)

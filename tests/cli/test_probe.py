@@ -328,7 +328,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ("--pool everything", "pool: input should be 'auto', 'corpus' or 'sequence'"),
         ("--epsilon 1.5", "between 0 and 1"),
         ("--epsilon 0", "between 0 and 1"),
-        ("--max-tokens -1", "--max-tokens: expected a whole number from 0 (all) on, got -1"),
+        ("--max-tokens -1", "max_tokens: input should be greater than"),
         ("--queries 0", "queries"),
         ("--pool sequence --rules tpk", "rules: keep: no rule 'tpk' in 'tpk'; rules: "),
         ("--pool sequence --rules topk --rules window:0+recent", "got 0; rules: "),

@@ -94,12 +94,9 @@ def test_summaries_stand_above_the_tables(
     ].splitlines()
     assert first[0].startswith("error 0.")
     assert "falling like n^-0." in first[0]
-    assert first[3].startswith("freezing: at this n softmax freezes at ")
-    assert first[4].startswith("theory: ")
-    flow = run(["icl", "risk", "--lengths", "10", "--covariance", "isotropic"], capsys)[
-        1
-    ].splitlines()
-    assert (
-        flow[0]
-        == "isotropic, prompts of 10 tokens: mean squared error softmax 0.7089, linear 0.4939"
-    )
+    assert first[2].startswith("freezing: at this n softmax freezes at ")
+    assert first[3].startswith("theory: ")
+    asked = "icl flow --lengths 10 --covariance isotropic --out flow"
+    flow = run(asked.split(), capsys)[1].splitlines()
+    said = "isotropic, prompts of 10 tokens: mean squared error softmax 0.7089, linear 0.4939, "
+    assert flow[0].startswith(said)

@@ -35,11 +35,6 @@ def test_map_shows_the_stored_numbers(atlas: Run) -> None:
     )
 
 
-def test_map_of_regimes_has_a_legend(atlas: Run) -> None:
-    ax = atlas.plot_map("regime", ax=axes())
-    assert set(ax.get_legend_handles_labels()[1]) == set(atlas.table("heads")["regime"])
-
-
 def test_new_axes_when_none_are_given(atlas: Run) -> None:
     ax = atlas.plot_map()
     assert isinstance(ax, Axes)
@@ -47,8 +42,9 @@ def test_new_axes_when_none_are_given(atlas: Run) -> None:
 
 
 def test_wrong_columns_are_named(atlas: Run) -> None:
-    with pytest.raises(ValueError, match=r"column: expected one of layer, .*got 'size'"):
-        atlas.plot_map("size", ax=axes())
+    for name in ("size", "regime"):
+        with pytest.raises(ValueError, match=f"column: expected one of layer, .*got '{name}'"):
+            atlas.plot_map(name, ax=axes())
 
 
 def test_a_run_without_heads_says_so(tmp_path: Path) -> None:
@@ -61,7 +57,7 @@ def test_failed_heads_are_left_out(tmp_path: Path) -> None:
     atlas_run(tmp_path / "half", 2, 4, failed=0.5, seed=1).plot_map(ax=axes())
     everything = atlas_run(tmp_path / "all", 2, 2, failed=1.0)
     files = save_figures(everything, ["svg"], tmp_path / "figures")
-    assert {file.stem for file in files} <= {"exponent_of_l2_against_the_horizon", "map_regime"}
+    assert {file.stem for file in files} <= {"exponent_of_l2_against_the_horizon"}
 
 
 def test_files_of_every_format(tmp_path: Path) -> None:
@@ -85,7 +81,6 @@ def test_all_figures_of_a_probe(tmp_path: Path) -> None:
     files = save_figures(atlas_run(tmp_path / "run", 2, 3), ["png"], tmp_path / "figures")
     wanted = {
         "map_tokens_needed_10pct",
-        "map_regime",
         "map_beta_fit",
         "exponent_of_l2_against_the_horizon",
     }

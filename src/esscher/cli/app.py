@@ -39,10 +39,8 @@ COMMANDS = {name: _OTHERS.get(name, name) for names in PANELS.values() for name 
 OUTSIDE = "esscher.commands"
 """Entry points by which other packages add commands: name = "module:function", or a Typer."""
 
-SETTINGS: dict[str, Any] = {
-    "rich_markup_mode": "markdown",
-    "context_settings": {"help_option_names": ["-h", "--help"]},
-}
+HELP: Any = {"help_option_names": ["-h", "--help"]}
+SETTINGS: Any = {"rich_markup_mode": "markdown", "context_settings": HELP}
 TYPES = {bool: "", int: "INTEGER", float: "NUMBER", Path: "PATH"}  # in help; others are TEXT
 
 
@@ -89,8 +87,7 @@ def load_command(name: str) -> Any:
 
 def _plain_types(command: Any) -> None:
     """Types in help as TEXT, INTEGER, PATH, in place of <str>, <int>, <Path>."""
-    named: Any = SimpleNamespace(**SETTINGS["context_settings"])
-    for flag in (*command.params, command.get_help_option(named)):
+    for flag in (*command.params, command.get_help_option(SimpleNamespace(**HELP))):
         plain = TYPES.get(flag.type_descriptor.annotation, "TEXT")
         if isinstance(flag, TyperOption):
             flag.metavar = plain if flag.metavar is None else flag.metavar
@@ -98,21 +95,15 @@ def _plain_types(command: Any) -> None:
             flag.display_type_rich = lambda ctx, plain=plain: plain
 
 
-@functools.cache
-def _application() -> Any:
-    app = typer.Typer(
-        name="esscher", cls=Root, no_args_is_help=True, pretty_exceptions_enable=False, **SETTINGS
-    )
-    app.callback()(_root)
-    root = typer.main.get_command(app)
-    _plain_types(root)
-    return root
-
-
 def _print_version(asked: bool) -> None:
     if asked:
         print(f"esscher {__version__}")
         raise typer.Exit
+
+
+app = typer.Typer(
+    name="esscher", cls=Root, no_args_is_help=True, pretty_exceptions_enable=False, **SETTINGS
+)
 
 
 def _root(
@@ -130,13 +121,18 @@ def _root(
     """
 
 
+app.callback()(_root)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command. Bad input ends with one line on stderr and exit code 2."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    root = typer.main.get_command(app)
+    _plain_types(root)
     try:
-        code = _application()(args=arguments, prog_name="esscher", standalone_mode=False)
+        code = root(args=arguments, prog_name="esscher", standalone_mode=False)
         sys.stdout.flush()
     except typer.Exit as stop:
         code = stop.exit_code
@@ -146,13 +142,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 # typer carries click inside or uses the installed one: its base class through a public subclass
-ClickException: type[BaseException] = typer.BadParameter.__mro__[2]
+ClickException: Any = typer.BadParameter.__mro__[2]
 
 
 def answer(mistake: BaseException) -> int:
     """Print what went wrong in one line and return the exit code; a bug of ours is raised again."""
+    if isinstance(mistake, OSError):  # stdout may be full or closed: Python would try it again
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(mistake, BrokenPipeError):  # the reader of a pipe has had enough
-        _drop_stdout()
         return 0
     if type(mistake).__name__ == "NoArgsIsHelpError":
         print(mistake)
@@ -162,7 +160,6 @@ def answer(mistake: BaseException) -> int:
         raise mistake
     if message:
         print(one_line(f"esscher: {message}"), file=sys.stderr)
-    _drop_stdout()
     if isinstance(mistake, KeyboardInterrupt | typer.Abort):
         return 130
     return 3 if isinstance(mistake, RunIncomplete) else 2
@@ -183,22 +180,11 @@ def _message(mistake: Any) -> str | None:
             return str(mistake)
         case MemoryError() | RuntimeError():
             # torch raises RuntimeError where memory is short or a matrix has no decomposition
-            known = isinstance(mistake, MemoryError) or type(mistake).__name__ == "_LinAlgError"
-            if known or "allocate" in str(mistake) or "memory" in str(mistake):
+            told = f"{type(mistake).__name__}: {mistake}"
+            if any(word in told for word in ("MemoryError", "_LinAlgError", "allocate", "memory")):
                 return f"not enough memory, or no such computation ({mistake}); ask for less"
     if isinstance(mistake, ClickException):
-        told: Any = mistake
-        where = "esscher" if getattr(told, "ctx", None) is None else told.ctx.command_path
-        return f"{told.format_message()} (see {where} --help)"
+        context = getattr(mistake, "ctx", None)
+        where = "esscher" if context is None else context.command_path
+        return f"{mistake.format_message()} (see {where} --help)"
     return None
-
-
-def _drop_stdout() -> None:
-    """Let what is still in the buffer go nowhere, where it cannot be written: it is not tried again
-    when Python ends.
-    """
-    try:
-        sys.stdout.flush()
-    except (OSError, ValueError):
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -10,8 +10,9 @@ from esscher.cli.output import close, print_json, show
 from esscher.probe.spec import ALLOWED
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from esscher.probe.budget import Budget
-    from esscher.report.words import Answer
     from esscher.runs import Run
 
 RULE = "Eviction rule, e.g. snapkv or sinks:4+recent (default: every rule)."
@@ -68,17 +69,17 @@ def budget(
     for name, table in tables.items() if everything else ():
         show(f"{name} for {asked.words}", table.drop(columns=same, errors="ignore"), columns)
     if compared is None:
-        return close(_rule_answer(found, stored), columns, everything=everything)
+        return close(*_rule_answer(found, stored), columns, everything=everything)
     what = f"{about['model']} on {about['text']}, {found.part}"
     by = "ratio" if asked.total is None else "error"
     answer = cache_answer(stored, what, compared, asked.words, asked.kl, by)
-    close(answer, columns, everything=everything)
+    close(*answer[:4], columns, everything=everything)
 
 
-def _rule_answer(found: Budget, run: Run) -> Answer:
-    """What each split of one rule keeps, and the keys of each key-value head."""
+def _rule_answer(found: Budget, run: Run) -> tuple[list[str], pd.DataFrame, list[str], str]:
+    """What each split of one rule keeps, the keys of each key-value head, the next command."""
     from esscher.probe.budget import per_query
-    from esscher.report.words import Answer, compress_command
+    from esscher.report.words import compress_command
 
     asked = found.asked
     told = ", ".join(
@@ -93,4 +94,4 @@ def _rule_answer(found: Budget, run: Run) -> Answer:
     following = f"esscher budget {run.path} {flag}--rule {found.rule} --json > budget.json"
     if asked.kl is not None and not reads:
         following = compress_command(run, found.rule, asked.kl)
-    return Answer([sentence], rows, list(rows), "", following)
+    return [sentence], rows, list(rows), following

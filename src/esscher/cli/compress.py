@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -13,11 +13,6 @@ from esscher.cli.output import end_run, log
 from esscher.cli.probe import model_fields
 from esscher.compress.spec import CompressSpec
 from esscher.corpus.spec import CorpusSpec
-
-if TYPE_CHECKING:
-    from esscher.runs import Run
-
-TABLES = ("compress", "check", "kinds", "layers", "depth", "sensitivity", "together", "about")
 
 
 def compress(
@@ -92,9 +87,4 @@ def compress(
         f" {source.decode} more decoded"
     )
     run = run_spec(source.spec, flags, name, opened=source)
-    end_compress(run, as_json, everything=everything, report=report)
-
-
-def end_compress(run: Run, as_json: bool, **how: Any) -> None:
-    """Write the page of a finished run, and print what was found."""
-    end_run(run, TABLES, as_json, **how)
+    end_run(run, as_json, everything=everything, report=report)

@@ -73,7 +73,7 @@ def _read(preset: str, changes: dict[str, Any], values: str | None) -> Experimen
 def end_converge(run: Run, as_json: bool, **how: Any) -> None:
     """Say the rates of a finished sweep, and why some could not be fitted."""
     rates = run.table("rates")
-    end_run(run, ["rates"], as_json, **how)
+    end_run(run, as_json, **how)
     for reason in dict.fromkeys(rates.loc[~rates["status"].isin(["ok", "exact"]), "reason"]):
         log(f"note: {reason}")
 

@@ -10,7 +10,7 @@ import typer
 
 from esscher.cli import options
 from esscher.cli.options import given, option, run_spec, switch
-from esscher.cli.output import close, end_run, log, number, print_json, show
+from esscher.cli.output import end_run, log, print_json, show
 from esscher.icl.specs import (
     ConcentrationSpec,
     FlowSpec,
@@ -22,10 +22,7 @@ from esscher.icl.specs import (
 )
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from esscher.icl.specs import IclFigure
-    from esscher.report.words import Answer
     from esscher.runs import Run, RunSpec
 
 icl = typer.Typer(
@@ -38,12 +35,6 @@ icl = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-SHOWN = {  # table of a job that its command ends with, and the columns that are printed
-    "icl-train": ("final", "covariance length seed model mse stderr status step"),
-    "icl-flow": ("final", "covariance length model mse stderr"),
-    "icl-concentration": ("rates", "covariance metric against exponent low high status"),
-    "icl-stability": ("verdict", ""),
-}
 Covariance = Annotated[
     str | None,
     option(FlowSpec, "covariances", flag="--covariance", default="isotropic kms:0.5"),
@@ -110,7 +101,6 @@ def length(
     dim: Dim = None,
     noise: Noise = None,
     task_cov: TaskCov = None,
-    everything: options.All = False,
     as_json: options.Json = False,
 ) -> None:
     """Find L(epsilon) of Theorem 5.2: the shortest prompt for which gradient flow ends within
@@ -119,8 +109,6 @@ def length(
     Example: esscher icl length --epsilon .1,.01 --task-cov identity --noise 0
     """
     asked = LengthFlags.model_validate(given(locals(), LengthFlags))
-    import pandas as pd
-
     from esscher.icl.flow import prompt_length_for
     from esscher.icl.layer import KINDS
 
@@ -131,7 +119,7 @@ def length(
         for goal in asked.epsilon
         for kind in KINDS
     ]
-    _end("shortest prompts", pd.DataFrame(rows), everything, as_json)
+    print_json({"shortest prompts": rows}) if as_json else show("shortest prompts", rows)
 
 
 @icl.command()
@@ -238,8 +226,6 @@ def stability(
     covariances: Covariance = None,
     lengths: Lengths = None,
     starts: Annotated[int | None, option(StabilitySpec, "starts")] = None,
-    training: Annotated[float | None, option(StabilitySpec, "training")] = None,
-    until: Annotated[float | None, option(StabilitySpec, "until")] = None,
     dim: Dim = None,
     noise: Noise = None,
     task_cov: TaskCov = None,
@@ -265,49 +251,13 @@ def _run(kind: type[RunSpec], flags: Mapping[str, Any]) -> None:
 
 
 def end_icl(run: Run, as_json: bool, **how: Any) -> None:
-    """Print the table that a run ends with, and say which models did not arrive."""
-    job = run.manifest.job
-    name, shown = SHOWN[job]
-    table = run.table(name)
-    if job == "icl-train":
+    """Say which models of a training did not arrive, and print what the run found."""
+    if run.manifest.job == "icl-train":
+        table = run.table("final")
         lost = table[table["status"] != "ok"]
         if (table["status"] == "diverged").all():
             raise ValueError("; ".join(dict.fromkeys(lost["advice"])))
         for row in lost.to_dict("records"):
             place = f"{row['covariance']}, L = {row['length']}, seed {row['seed']}"
             log(f"note: {place}: {row['advice']}")
-    if shown:
-        table = table[[key for key in shown.split() if key in table]]
-    end_run(run, [name], as_json, answer=_answer(name, table), **how)
-
-
-def _end(name: str, table: pd.DataFrame, everything: bool, as_json: bool) -> None:
-    """Print a table that no run stores."""
-    if as_json:
-        return print_json({name: table})
-    if everything:
-        show(name, table)
-    close(_answer(name, table), {}, everything=everything)
-
-
-def _answer(name: str, table: pd.DataFrame) -> Answer:
-    """What a table says: errors of the models at the longest prompt, or which is stuck more."""
-    from esscher.icl.stability import ALL
-    from esscher.report.words import Answer
-
-    said = []
-    if {"covariance", "length", "model", "mse"} <= set(table.columns):
-        longest = table["length"].max()
-        for covariance, rows in table[table["length"] == longest].groupby("covariance", sort=False):
-            errors = rows.groupby("model", sort=False)["mse"].mean()
-            told = ", ".join(f"{model} {number(value)}" for model, value in errors.items())
-            said.append(f"{covariance}, prompts of {longest:,} tokens: mean squared error {told}")
-    if name == "verdict":
-        total = table[table["covariance"] == ALL].to_dict("records")[0]
-        more = "linear" if total["only_linear"] > total["only_softmax"] else "softmax"
-        told = "neither model is shown to be stuck more often"
-        if total["p"] < 0.05:
-            told = f"{more} attention is stuck more often"
-        test = f"sign test over {total['starts']} starts, p = {number(total['p'])}"
-        said.append(f"over all settings: {told} ({test})")
-    return Answer(said, table, list(table), name)
+    end_run(run, as_json, **how)

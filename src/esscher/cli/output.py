@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
+import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,8 +22,20 @@ if TYPE_CHECKING:
     from esscher.runs import Column, Run
 
 LINES, FEWEST, MOST = 12, 3, 8  # lines that a command ends with; rows of their table
-WIDEST, NARROWEST = 40, 24  # a column with cells longer than the first is folded, to the second
+WIDEST, NARROWEST = 40, 16  # a column with cells longer than the first is folded, to the second
 ANY = 10_000  # columns where a program reads
+TABLES = {  # of a run, for --json and --all
+    "probe": ("heads", "budget", "layers", "about"),
+    "compress": (
+        *("compress", "check", "kinds", "layers", "depth", "sensitivity", "together", "about"),
+    ),
+    "converge": ("rates",),
+    "icl-train": ("final",),
+    "icl-flow": ("final",),
+    "icl-concentration": ("rates",),
+    "icl-stability": ("verdict",),
+    "evidence": ("evidence",),
+}
 
 
 def log(message: str) -> None:
@@ -40,10 +52,7 @@ def _fold(sentence: str) -> list[str]:
 def print_json(value: Any) -> None:
     """JSON in ASCII; infinity and NaN are null. Tables are lists of rows."""
     if isinstance(value, dict):
-        value = {
-            name: item.to_dict("records") if hasattr(item, "to_dict") else item
-            for name, item in value.items()
-        }
+        value = {name: _records(x) if hasattr(x, "to_dict") else x for name, x in value.items()}
     print(json.dumps(plain(value), indent=2, allow_nan=False))
 
 
@@ -60,7 +69,6 @@ def number(value: float | None, form: str = ".4g") -> str:
 
 def end_run(
     run: Run,
-    names: Iterable[str],
     as_json: bool,
     *,
     answer: Answer | None = None,
@@ -69,15 +77,15 @@ def end_run(
 ) -> None:
     """End a command that made a run: write its page, then print its tables as JSON, or its answer.
 
-    ``names``: tables of the run for --json and --all, those that it has. ``answer``: what is said
-    in place of what the report says of the run; its rows are those of the first table.
+    ``answer``: what is said in place of what the report says of the run; its rows are printed too.
     """
     from esscher.report import write_report
     from esscher.report.words import answer_of
 
     page = write_report([run]) if report else None
+    names = TABLES.get(run.manifest.job, ())
     tables = {name: run.table(name) for name in names if name in run.tables}
-    if answer is not None and answer.table:
+    if answer is not None:
         tables[answer.table] = answer.rows
     if as_json:
         where = {"run": str(run.path), "report": None if page is None else str(page)}
@@ -87,25 +95,35 @@ def end_run(
         for name, table in tables.items():
             show(f"{name.replace('_', ' ')}: {run.path}", table, run.columns(name))
     found = answer_of(run) if answer is None else answer
-    close(found, run.columns(found.table) if found.table else {}, page, everything=everything)
+    columns = run.columns(found.table) if found.table else None
+    close(*found[:4], columns, page, everything=everything)
 
 
 def close(
-    found: Answer, columns: Mapping[str, Column], page: Path | None = None, *, everything: bool
+    sentences: Iterable[str],
+    rows: Any = (),
+    keys: Sequence[str] = (),
+    following: str = "",
+    columns: Mapping[str, Column] | None = None,
+    page: Path | None = None,
+    *,
+    everything: bool,
 ) -> None:
-    """The end of a command in LINES lines: the answer, a short table, the command to type next, the
-    path of the report. ``everything``: no short table, the full ones stand above.
+    """The end of a command in LINES lines: the answer, a short table of these ``keys``, the command
+    to type next, the path of the report. ``everything``: no short table, the full ones stand above.
     """
-    said = [line for sentence in found.sentences for line in _fold(sentence)]
+    said = [line for sentence in sentences for line in _fold(sentence)]
     if said:
         print("\n".join(said))
-    if not everything and found.rows is not None and len(found.rows):
-        left = LINES - len(said) - 1 - bool(found.following) - (page is not None)
-        shown, keys = found.rows.head(min(MOST, max(FEWEST, left))), list(found.keys)
-        keys += [end for key in found.keys if key in columns for end in columns[key].ends or ()]
-        show("", shown[[key for key in dict.fromkeys(keys) if key in shown]], columns)
-    if found.following:
-        print(printable(f"Next: {found.following}"))  # whole, to be copied
+    if not everything and len(rows):
+        left = LINES - len(said) - 1 - bool(following) - (page is not None)
+        known = columns or {}
+        ends = [end for key in keys if key in known for end in known[key].ends or ()]
+        shown = _records(rows[: min(MOST, max(FEWEST, left))])
+        names = [key for key in dict.fromkeys([*keys, *ends]) if key in shown[0]]
+        show("", [{name: row[name] for name in names} for row in shown], known)
+    if following:
+        print(printable(f"Next: {following}"))  # whole, to be copied
     if page is not None:
         log(f"report: {page}")
 
@@ -124,8 +142,7 @@ def show(title: str, rows: Any, columns: Mapping[str, Column] | None = None) -> 
     from rich.table import Table
     from rich.text import Text
 
-    records = rows.to_dict("records") if hasattr(rows, "to_dict") else list(rows)
-    known = columns or {}
+    records, known = _records(rows), columns or {}
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
     cells, width = [], 0
     for key in _keys(records, known):
@@ -147,6 +164,10 @@ def show(title: str, rows: Any, columns: Mapping[str, Column] | None = None) -> 
     if title:
         print("\n".join(_fold(title)))
     print("\n".join(line.rstrip() for line in page.get().splitlines()))
+
+
+def _records(rows: Any) -> list[dict[str, Any]]:
+    return rows.to_dict("records") if hasattr(rows, "to_dict") else list(rows)
 
 
 def _keys(records: Sequence[Mapping[str, Any]], known: Mapping[str, Column]) -> list[str]:
@@ -178,10 +199,4 @@ def _cell(row: Mapping[str, Any], key: str, known: Mapping[str, Column]) -> str:
 
 def _screen_width() -> int:
     """Columns of the terminal, or as COLUMNS says; ANY where a program reads."""
-    told = os.environ.get("COLUMNS", "")
-    if told.isdigit() and int(told) > 0:
-        return int(told)
-    try:
-        return os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else ANY
-    except (OSError, ValueError):  # no file behind it
-        return ANY
+    return shutil.get_terminal_size((ANY, 24)).columns

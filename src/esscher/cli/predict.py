@@ -114,19 +114,19 @@ def _fields(found: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any
     """Fields of the spec, flags before the file."""
     from esscher.measures.fields import LawFields, all_laws
 
-    for part in ("law", "head"):
-        if not isinstance(fields := found.get(part, {}), dict):
-            raise ValueError(f"{part}: expected a mapping of fields, got {type(fields).__name__}")
-    law, head = dict(found.get("law", {})), dict(found.get("head", {}))
+    law, head = found.get("law", {}), found.get("head", {})
+    if not (isinstance(law, dict) and isinstance(head, dict)):
+        return dict(found)  # the spec refuses it
     chosen = [name for name in LAWS if name in flags]
     if len(chosen) > 1 or not (law or chosen):
         got = f"got --{' --'.join(chosen)}" if chosen else "or a YAML file"
         raise ValueError(f"law: expected one of --{', --'.join(LAWS)} with --dim, {got}")
-    law |= {"law": chosen[0]} if chosen else {}
-    law |= {"dim": flags["dim"]} if "dim" in flags else {}
+    law = law | {name: flags[name] for name in ("dim",) if name in flags}
+    if chosen:
+        law["law"] = chosen[0]
     if "size" in flags:
         law[all_laws().get(str(law.get("law")), LawFields).size] = flags["size"]
-    head |= {name: flags[name] for name in ("horizon", "scale") if name in flags}
+    head = head | {name: flags[name] for name in ("horizon", "scale") if name in flags}
     if "random_head" in flags:
         head |= {"kind": "random", "seed": flags.get("seed", 0)}
     return {**found, "law": law, "head": head, **given(flags, PredictSpec)}
@@ -134,7 +134,7 @@ def _fields(found: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any
 
 def _derived(head: Head, measure: Measure, curve: ErrorCurve, epsilon: float) -> dict[str, Any]:
     """Tokens needed, and the critical scale at each n of a query of root mean square norm where
-    the head stretches most; None with the reason where a law or a curve has none.
+    the head stretches most; None with the reason where there is none.
     """
     from esscher.errors.budget import tokens_needed
     from esscher.theory.prediction import Setting
@@ -159,27 +159,21 @@ def _record(
     spec: PredictSpec, curve: ErrorCurve, found: list[Prediction], derived: dict[str, Any]
 ) -> dict[str, Any]:
     """The result as JSON has it."""
-    of_curve = "origin kind accuracy scale n rms query_stderr pool_stderr relative q95 slope"
-    of_curve += " effective_tokens"
-    of_prediction = "name source formula status quantity applies unmet exponent units"
     predicted = []
     for p in found:
         value = None if p.value is None else p.value(curve.n)
         vacuous = None if value is None else [abs(x) == float("inf") for x in value]
-        known = {name: getattr(p, name) for name in of_prediction.split()}
-        predicted.append({**known, "value": value, "vacuous": vacuous})
-    own = {name: getattr(curve, name) for name in of_curve.split()}
-    return {"spec": spec.model_dump(), **own, **derived, "predictions": predicted}
+        told = {"applies": p.applies, "unmet": p.unmet, "value": value, "vacuous": vacuous}
+        predicted.append(vars(p) | told)
+    own = {name: x for name, x in vars(curve).items() if name not in ("queries", "samples")}
+    own |= {"relative": curve.relative, **derived, "predictions": predicted}
+    return {"spec": spec.model_dump(), **own}
 
 
 def _show(
     curve: ErrorCurve, found: list[Prediction], derived: dict[str, Any], everything: bool
 ) -> None:
     """What the numbers say, and what theory says at the largest n."""
-    import pandas as pd
-
-    from esscher.report.words import Answer
-
     held = [p for p in found if p.applies]
     sources = (("drawn queries", curve.query_stderr), ("drawn pool", curve.pool_stderr))
     doubts = "".join(
@@ -229,4 +223,4 @@ def _show(
         show(f"{curve.origin}; relative accuracy {curve.accuracy:.0e}", known)
         show("statements", rows)
     keys = ["name", "status", "value", "exponent", "quantity"]
-    close(Answer(said, pd.DataFrame(rows), keys), {}, everything=everything)
+    close(said, rows, keys, everything=everything)

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from esscher.runs import Run, RunSpec
 
 MOST_THREADS = 8  # of one process: more of them wait for each other
-TABLES = ("heads", "budget", "layers", "about")
 PROCESSES = "Number of local processes (default: this process, one thread per core)."
 
 
@@ -148,9 +147,7 @@ def model_fields(
     found = read_mapping(flags["config"]) if "config" in flags else {}
     in_file = found.get("corpus", {})
     if not isinstance(in_file, dict):
-        raise ValueError(
-            f"{flags['config']}: corpus: expected a mapping of fields, got {type(in_file).__name__}"
-        )
+        return found  # the spec refuses it
     own, corpus = given(flags, spec), given(flags, CorpusSpec)
     if "model" in own:
         own["model"] = written(own["model"])
@@ -160,9 +157,7 @@ def model_fields(
     if "text" in corpus:  # absolute: a run may be resumed from another folder
         paths = map(options.as_path, corpus["text"])
         corpus["text"] = [os.path.abspath(os.path.expanduser(path)) for path in paths]
-    if (most := corpus.get("max_tokens")) is not None and most <= 0:
-        if most < 0:
-            raise ValueError(f"--max-tokens: expected a whole number from 0 (all) on, got {most}")
+    if corpus.get("max_tokens") == 0:  # all
         corpus["max_tokens"] = None
     return {**found, **own, "corpus": {"max_tokens": max_tokens, **in_file, **corpus}}
 
@@ -192,7 +187,7 @@ def end_probe(run: Run, as_json: bool, **how: Any) -> None:
         notes = heads[heads["reason"] != ""].groupby(["status", "reason"], sort=False).size()
         for (status, reason), count in notes.items():
             log(f"{count} of {len(heads)} heads: {'' if status == 'ok' else f'{status}, '}{reason}")
-    end_run(run, TABLES, as_json, **how)
+    end_run(run, as_json, **how)
 
 
 def describe(
@@ -202,8 +197,8 @@ def describe(
 ) -> None:
     """Show a model's layers and heads, whether it is supported, and what a probe costs.
 
-    Only the configuration is read, not the weights. Time and memory are estimates for a probe with
-    default settings on this machine. For other settings: esscher probe MODEL ... --dry-run.
+    Only the configuration is read. Time and memory are estimates for a probe with default settings
+    on this machine. For other settings: esscher probe MODEL ... --dry-run.
 
     Example: esscher describe openai-community/gpt2
     """

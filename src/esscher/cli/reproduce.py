@@ -84,4 +84,4 @@ def end_evidence(run: Run, as_json: bool) -> None:
     """A run of one claim that was resumed: its rows; ``esscher reproduce`` decides by them."""
     claim = run.spec["claim"]
     log(f"evidence for claim {claim}; esscher reproduce {claim} decides by it")
-    end_run(run, ["evidence"], as_json, report=False)
+    end_run(run, as_json, report=False)

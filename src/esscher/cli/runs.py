@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 JOBS = {
     "converge": ("esscher.errors.montecarlo.spec", "esscher.cli.converge:end_converge"),
-    "compress": ("esscher.compress.spec", "esscher.cli.compress:end_compress"),
+    "compress": ("esscher.compress.spec", "esscher.cli.output:end_run"),
     "evidence": ("esscher.papers.claim", "esscher.cli.reproduce:end_evidence"),
     "probe": ("esscher.probe.spec", "esscher.cli.probe:end_probe"),
 }
@@ -42,19 +42,13 @@ def ls(
     """
     from esscher.runs import list_runs
 
-    records = [
-        {
-            "path": str(run.path),
-            "job": run.manifest.job,
-            "title": str(run.spec.get("title", "")),
-            "status": run.status,
-            "done": run.progress.done,
-            "units": run.manifest.units,
-            "failed": len(run.failures),
-            "started": run.manifest.started[:19],
-        }
-        for run in list_runs(folder)
-    ]
+    records = []
+    for run in list_runs(folder):
+        row: dict[str, Any] = {"path": str(run.path), "job": run.manifest.job}
+        row |= {"title": str(run.spec.get("title", "")), "status": run.status}
+        row |= {"done": run.progress.done, "units": run.manifest.units}
+        row |= {"failed": len(run.failures), "started": run.manifest.started[:19]}
+        records.append(row)
     if as_json:
         print_json(records)
     elif not records:
@@ -164,35 +158,33 @@ def cite(
     print_json(chosen) if as_json else print("\n\n".join(chosen.values()))
 
 
-# ---- Rates of a stored run, or those over another range of token numbers.
+# ---- Rates of a stored run.
 
 RATE = ("value", "head", "metric", "exponent", "low", "high", "status")
-EXPONENTS = {"l2": "beta_fit", "mean": "beta_mean", "cov": "beta_cov"}  # of a probe, by metric
+METRICS = ("l2", "mean", "cov")  # of a probe's curves
 
 
 def fit(
     run: Annotated[Path, options.path_argument("Run directory of esscher converge or probe.")],
     window: Annotated[
-        str | None, switch("--window", "Smallest and largest n, 100:10000 (default: stored rates).")
+        str | None, switch("--window", "Smallest and largest n, 100:10000 (default: every n).")
     ] = None,
     everything: options.All = False,
     as_json: options.Json = False,
 ) -> None:
-    """Show the exponents of a run, error ~ constant * n^-exponent, or fit its curves again.
+    """Fit error ~ constant * n^-exponent to the stored curves of a run again.
 
-    Without --window it shows the exponents that the run stored. Their intervals: 90 % for more text
-    (the l2 error of a probe), 95 % over repeats (all others).
+    The exponents that a probe stored, with intervals for more text, are in its table heads.
 
     Example: esscher fit runs/mine --window 100:10000
     """
-    import pandas as pd
-
-    from esscher.report.words import Answer
+    from esscher.errors.rate import fit_rate
     from esscher.runs import load_run
 
     stored = load_run(run)
-    job = stored.manifest.job
-    if job not in ("converge", "probe"):
+    ends: Any = "auto"
+    if stored.manifest.job not in ("converge", "probe"):
+        job = stored.manifest.job
         raise ValueError(f"{run}: expected a run of esscher converge or probe, got one of {job}")
     if window is not None:
         try:
@@ -200,39 +192,30 @@ def fit(
         except ValueError as cause:
             told = f"--window: expected two numbers such as 100:10000, got {window!r}"
             raise ValueError(told) from cause
-        rows = [*_fitted(_curves(stored), (low, high))]
-    elif job == "converge":
-        rates = stored.table("rates")
-        rows = rates[[key for key in (*RATE, "reason") if key in rates]].to_dict("records")
-    else:
-        rows = [*_of_probe(stored)]
+        ends = (low, high)
+    rows = []
+    for name, curve in _curves(stored):
+        found = fit_rate(curve, window=ends, raise_on_failure=False)
+        low, high = found.interval
+        row = name | {"metric": curve.metric, "exponent": found.exponent, "low": low, "high": high}
+        row |= {"status": found.status.code, "constant": found.constant}
+        row |= {"n_min": found.window.n_min, "n_max": found.window.n_max}
+        rows.append(row | {"straightness_p": found.p_value, "reason": found.status.text})
     if as_json:
         return print_json(rows)
     if not rows:
         raise ValueError(f"{run}: no curves to fit in this run")
-    found = sorted(row["exponent"] for row in rows if row["exponent"] == row["exponent"])
-    states = Counter(row["status"] for row in rows).most_common()
-    told = ", ".join(f"{count} {status}" for status, count in states)
-    said = [f"{run}: {len(found)} of {len(rows)} curves have a rate (status: {told})"]
-    if found:
-        middle = found[len(found) // 2]
-        said.append(f"error ~ n^-b, b from {found[0]:.3g} to {found[-1]:.3g}, median {middle:.3g}")
+    states = ", ".join(
+        f"{n} {status}" for status, n in Counter(row["status"] for row in rows).items()
+    )
+    known = sorted(row["exponent"] for row in rows if row["exponent"] == row["exponent"])
+    said = [f"{run}: {len(known)} of {len(rows)} curves have a rate (status: {states})"]
+    if known:
+        middle = known[len(known) // 2]
+        said.append(f"error ~ n^-b, b from {known[0]:.3g} to {known[-1]:.3g}, median {middle:.3g}")
     if everything:
         show(str(run), rows)
-    table = pd.DataFrame(rows)
-    close(Answer(said, table, [key for key in RATE if key in table]), {}, everything=everything)
-
-
-def _of_probe(stored: Run) -> Iterator[dict[str, Any]]:
-    """The exponents that a probe stored, of heads and of layers with their heads side by side."""
-    tables = [stored.table(name) for name in ("heads", "layers") if name in stored.tables]
-    for row in (row for table in tables for row in table.to_dict("records")):
-        for metric, key in EXPONENTS.items():
-            if key in row:
-                low, high = (row[f"{key.removesuffix('_fit')}_{end}"] for end in ("low", "high"))
-                name = f"{row['layer']}.{row['head']}" if "head" in row else f"{row['layer']}, all"
-                found = {"head": name, "metric": metric, "exponent": row[key], "low": low}
-                yield found | {"high": high, "status": "ok" if row[key] == row[key] else "none"}
+    close(said, rows, RATE, everything=everything)
 
 
 def _curves(stored: Run) -> Iterator[tuple[dict[str, Any], ErrorCurve]]:
@@ -249,28 +232,6 @@ def _curves(stored: Run) -> Iterator[tuple[dict[str, Any], ErrorCurve]]:
     from esscher.probe.curves import stored_curves
     from esscher.probe.moments import WHOLE_LAYER
 
-    for metric in EXPONENTS:
+    for metric in METRICS:
         for (layer, head), curve in stored_curves(stored.table("curves"), metric).items():
             yield {"head": f"{layer}, all" if head == WHOLE_LAYER else f"{layer}.{head}"}, curve
-
-
-def _fitted(
-    curves: Iterator[tuple[dict[str, Any], ErrorCurve]], window: tuple[float, float]
-) -> Iterator[dict[str, Any]]:
-    from esscher.errors.rate import fit_rate
-
-    for name, curve in curves:
-        found = fit_rate(curve, window=window, raise_on_failure=False)
-        yield {
-            **name,
-            "metric": curve.metric,
-            "exponent": found.exponent,
-            "low": found.interval[0],
-            "high": found.interval[1],
-            "status": found.status.code,
-            "constant": found.constant,
-            "n_min": found.window.n_min,
-            "n_max": found.window.n_max,
-            "straightness_p": found.p_value,
-            "reason": found.status.text,
-        }

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import matplotlib
 import numpy as np
-from matplotlib.colors import ListedColormap, LogNorm
+from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 from esscher.report.charts import chart_of, exponents_chart
-from esscher.report.page import PALETTE, SCALE, WORDS, content_of
+from esscher.report.page import PALETTE, SCALE, content_of
 from esscher.report.words import dash_of, heads_of, need_column
 from esscher.runs import Run
 from esscher.runs.store import write_durable
@@ -42,7 +42,7 @@ STYLE: dict[Any, Any] = {
 COLUMN = 3.4  # inches: one column of a paper
 WIDE = 7.0  # both columns
 HEADROOM = 100.0  # bounds further above the curve than this are left out of the picture
-MAPS = ("beta_fit", "coupling", "effective_tokens", "regime", "kind")
+MAPS = ("beta_fit", "coupling", "effective_tokens")
 
 
 def _axes(ax: Any) -> Any:
@@ -83,9 +83,6 @@ def prediction_charts(curve: ErrorCurve, found: Sequence[Prediction]) -> list[di
     of other errors: the page of a sweep draws them over theirs.
     """
     error, held = _error_chart(curve), [p for p in found if p.applies]
-    if curve.delta is not None and np.isfinite(curve.delta):
-        delta = {"label": "delta method", "dash": "dashdot", "color": 6, "x": curve.n}
-        error["series"].append({**delta, "y": np.sqrt(curve.delta / curve.n)})
     for p in held:
         if p.value is not None and p.quantity.startswith("l2"):
             height = p.rms(curve.n)
@@ -208,40 +205,26 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 
 def plot_map(run: Run, column: str = "tokens_needed_10pct", *, ax: Any = None) -> Any:
-    """Layers down, heads across, coloured by a column of the heads table; grey where a head was not
-    measured or never reached an error. Returns the axes.
+    """Layers down, heads across, coloured by a column of numbers of the heads table; grey where a
+    head was not measured or never reached an error. Returns the axes.
     """
     heads = heads_of(run)
     if heads is None:
         raise ValueError(
             f"{run.path}: expected a run with heads, such as one of esscher probe; it has none"
         )
-    if column not in heads.columns:
-        raise ValueError(f"column: expected one of {', '.join(heads.columns)}, got {column!r}")
+    known = list(heads.select_dtypes("number").columns)
+    if column not in known:
+        raise ValueError(f"column: expected one of {', '.join(known)}, got {column!r}")
     ax, what = _axes(ax), run.columns("heads")[column]
     ax.grid(False)
     ax.set_facecolor("0.85")
-    values = heads[column].where(heads["status"] == "ok")
-    words: dict[str, int] = {}
-    if what.kind == "word":  # those that the column names first, each with its place in the palette
-        seen = {value for value in values if isinstance(value, str) and value}
-        order = enumerate([*what.words, *sorted(seen - set(what.words))])
-        words = {word: WORDS[min(i, len(WORDS) - 1)] for i, word in order if word in seen}
-        values = values.map(words)
-    grid = heads.assign(value=values.astype(float)).pivot(
-        index="layer", columns="head", values="value"
-    )
-    if words:
-        colors = ListedColormap(PALETTE)
-        ax.imshow(grid, cmap=colors, vmin=-0.5, vmax=len(PALETTE) - 0.5, aspect="auto")
-        for word, color in words.items():
-            ax.plot([], [], "s", color=PALETTE[color], label=word)
-        ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
-    else:
-        log = what.scale == "log" and float(grid.min(axis=None)) > 0
-        image = ax.imshow(grid, cmap=SCALE, norm=LogNorm() if log else None, aspect="auto")
-        if grid.notna().any(axis=None):
-            ax.figure.colorbar(image, ax=ax)
+    values = heads[column].where(heads["status"] == "ok").astype(float)
+    grid = heads.assign(value=values).pivot(index="layer", columns="head", values="value")
+    log = what.scale == "log" and float(grid.min(axis=None)) > 0
+    image = ax.imshow(grid, cmap=SCALE, norm=LogNorm() if log else None, aspect="auto")
+    if grid.notna().any(axis=None):
+        ax.figure.colorbar(image, ax=ax)
     ax.set(xlabel="head", ylabel="layer", title=what.label)
     for axis, names in ((ax.xaxis, grid.columns), (ax.yaxis, grid.index)):
         step = -(-len(names) // 16)

@@ -248,27 +248,34 @@ KINDS = {
 
 
 class Answer(NamedTuple):
-    """Sentences, rows with the keys of a short table of the run, the command to type next."""
+    """Sentences, rows with the keys of a short table, the command to type next, and the table of
+    the run that the rows are of.
+    """
 
     sentences: list[str]
-    rows: Any = None
+    rows: Any = ()
     keys: Sequence[str] = ()
-    table: str = ""
     following: str = ""
+    table: str = ""
 
 
 def answer_of(run: Run) -> Answer:
-    """What a finished run of ``esscher probe``, ``compress`` or ``converge`` says, if anything."""
+    """What a finished run of ``esscher probe``, ``compress``, ``converge`` or ``icl`` says, if
+    anything.
+    """
     job, tables = run.manifest.job, set(run.tables)
     if job == "compress" and {"compress", "about"} <= tables:
         return compress_answer(run)
     if job == "converge" and "rates" in tables:
         return converge_answer(run)
+    for name in ("final", "rates", "verdict") if job.startswith("icl-") else ():
+        if name in tables:
+            return icl_answer(run.table(name), name)
     return probe_answer(run) if job == "probe" and "heads" in tables else Answer([])
 
 
 def converge_answer(run: Run) -> Answer:
-    """Fitted exponents of each metric beside 1/2 and the exact ones, and how to draw them."""
+    """Fitted exponents of each metric beside 1/2, and how to draw them."""
     rates, sentences = run.table("rates"), []
     for metric, own in rates.groupby("metric", sort=False):
         fitted = own[own["exponent"].notna()]
@@ -277,16 +284,33 @@ def converge_answer(run: Run) -> Answer:
             continue
         ends = dict.fromkeys(f"{end:.3g}" for end in fitted["exponent"].agg(["min", "max"]))
         inside = fitted["low"].le(0.5) & fitted["high"].ge(0.5)
-        told = f"{metric}: error ~ n^-b with b = {' to '.join(ends)}; 1/2 is within the interval of"
-        told += f" {inside.sum()} of {len(fitted)} points"
-        exact = fitted[fitted["exact_exponent"].notna()]
-        if len(exact):
-            inside = exact["exact_exponent"].between(exact["low"], exact["high"])
-            told += f", the exact exponent within that of {inside.sum()} of {len(exact)}"
-        sentences.append(told)
+        sentences.append(
+            f"{metric}: error ~ n^-b with b = {' to '.join(ends)}; 1/2 is within the interval of"
+            f" {inside.sum()} of {len(fitted)} points"
+        )
     keys = short_columns(rates, "rates")
     following = f"esscher report {shlex.quote(str(run.path))} --figures svg"
-    return Answer(sentences, rates, keys, "rates", following)
+    return Answer(sentences, rates, keys, following, "rates")
+
+
+def icl_answer(rows: Any, name: str) -> Answer:
+    """Errors of the models at the longest prompt, or which of the two is stuck more often."""
+    said = []
+    longest = rows[rows["length"] == rows["length"].max()] if name == "final" else rows[:0]
+    for covariance, own in longest.groupby("covariance", sort=False):
+        errors = own.groupby("model", sort=False)["mse"].mean()
+        told = ", ".join(f"{model} {value:.4g}" for model, value in errors.items())
+        length = own["length"].iloc[0]
+        said.append(f"{covariance}, prompts of {length:,} tokens: mean squared error {told}")
+    if name == "verdict":
+        total = rows.iloc[-1]  # over all settings
+        more = "linear" if total["only_linear"] > total["only_softmax"] else "softmax"
+        told = "neither model is shown to be stuck more often"
+        if total["p"] < 0.05:
+            told = f"{more} attention is stuck more often"
+        test = f"sign test over {total['starts']} starts, p = {total['p']:.4g}"
+        said.append(f"over all settings: {told} ({test})")
+    return Answer(said, rows, short_columns(rows, name), table=name)
 
 
 def recommended(rows: Any) -> dict[str, Any] | None:
@@ -324,7 +348,7 @@ def cache_answer(
                 sentences.append("Smaller sizes were not measured and may do.")
             if best["beyond"]:
                 sentences.append("A loss above 0.2 nats is larger than predicted.")
-    return Answer(sentences, rows, short_columns(rows, "budget"), "budget", following)
+    return Answer(sentences, rows, short_columns(rows, "budget"), following, "budget")
 
 
 def interval(row: Mapping[str, Any], value: str, low: str, high: str) -> str:
@@ -397,7 +421,7 @@ def _heads_answer(run: Run, measured: Any, what: str) -> Answer:
             sentences.append(f"Regimes: {', '.join(f'{n} {word}' for word, n in kinds)}.")
     pool, rows = "" if own else " --pool sequence", order[::-1]
     following = f"esscher probe {shlex.quote(model_name(run))}{pool}{text_flags(run)}"
-    return Answer(sentences, rows, short_columns(rows, "heads"), "heads", following)
+    return Answer(sentences, rows, short_columns(rows, "heads"), following, "heads")
 
 
 def compress_answer(run: Run) -> Answer:
@@ -432,7 +456,7 @@ def compress_answer(run: Run) -> Answer:
     shown = rows[(rows["keep"] == size) | (size != size)].sort_values("kl", kind="stable")
     keys = short_columns(shown, "compress")
     told = [*sentences, *_checked(run)]
-    return Answer(told, shown, keys, "compress", f"{call} in Python builds this cache")
+    return Answer(told, shown, keys, f"{call} in Python builds this cache", "compress")
 
 
 def _checked(run: Run) -> Iterator[str]:
@@ -453,8 +477,6 @@ def _checked(run: Run) -> Iterator[str]:
 def _encoder_answer(rows: Any, about: Mapping[str, Any]) -> Answer:
     """An encoder has no next tokens: the rule whose embeddings are nearest to the full model's."""
     keys = short_columns(rows, "compress")
-    if "cosine" not in rows or not rows["cosine"].notna().any():
-        return Answer([], rows.sort_values("keep"), keys, "compress")
     row = rows.loc[rows["cosine"].idxmax()]
     sentence = (
         f"{about['model']}: with {row['rule']} each query reads {row['share']:.1%} of the keys, and"
@@ -462,7 +484,7 @@ def _encoder_answer(rows: Any, about: Mapping[str, Any]) -> Answer:
         " cache, so this saves reading, not memory."
     )
     shown = rows.sort_values(["keep", "cosine"], ascending=False)
-    return Answer([sentence], shown, keys, "compress")
+    return Answer([sentence], shown, keys, table="compress")
 
 
 def runs_on(rule: str, split: str) -> str:
@@ -515,7 +537,7 @@ def html_summary(run: Run) -> str:
     except RunError:  # told in the lines
         found = Answer([])
     table = ""
-    if found.rows is not None:
+    if len(found.rows):
         columns = run.columns(found.table)
         labels = {key: columns[key].header for key in found.keys if key in columns}
         shown = found.rows[list(found.keys)].head(8).rename(columns=labels)
@@ -525,7 +547,12 @@ def html_summary(run: Run) -> str:
 
 SHORT = {  # columns of short tables, the first six that there are
     "budget": ("rule", "ratio", "nats", "where", "uniform", "error", "worst_head", "worst"),
-    "rates": ("value", "metric", "exponent", "exact_exponent", "sharp", "status"),
+    "rates": (
+        *("value", "covariance", "against", "metric", "exponent", "exact_exponent", "sharp"),
+        "status",
+    ),
+    "final": ("covariance", "length", "seed", "model", "mse", "status", "stderr"),
+    "verdict": ("covariance", "length", "starts", "softmax", "linear", "p"),
     "heads": ("layer", "head", "regime", "tokens_needed_10pct", "beta_fit", "effective_tokens"),
     "compress": (
         *("rule", "split", "share", "kl", "kl_predicted", "needle", "loss_added", "agreement"),
