@@ -95,7 +95,7 @@ def test_stuck_seeds_are_named_and_not_averaged_in(
         "train": TrainSpec(
             **both, seeds=2, steps=20, records=6, evaluation=64, final_evaluation=64
         ),
-        "flow": FlowSpec(**both, draws=50),
+        "flow": FlowSpec(**both),
     }
     monkeypatch.setattr("esscher.cli.icl.specs_for", lambda *asked: specs)
 
@@ -144,7 +144,7 @@ def test_figures(
         specs = {
             "train": train,
             "concentration": concentration,
-            "flow": FlowSpec(**both, lengths=(8,), draws=50),
+            "flow": FlowSpec(**both, lengths=(8,)),
         }
         return {
             name: spec

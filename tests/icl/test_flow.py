@@ -243,9 +243,7 @@ def test_theorem_5_2_at_the_size_of_the_paper(task: LinearTask) -> None:
 
 
 def test_flow_run_orders_the_models(tmp_path: Path):
-    run = execute(
-        FlowSpec(dim=2, covariances=("isotropic",), lengths=(10, 200), draws=500), tmp_path / "run"
-    )
+    run = execute(FlowSpec(dim=2, covariances=("isotropic",), lengths=(10, 200)), tmp_path / "run")
     table = run.table("final").pivot_table(index="length", columns="model", values="mse")
     assert (table["bayes"] < table["linear"]).all()
     assert (table["linear"] < table["softmax"]).all()

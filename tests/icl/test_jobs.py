@@ -23,7 +23,7 @@ from esscher.runs.columns import undeclared
 SMALL = {"dim": 2, "covariances": ("isotropic",)}
 SPECS = [
     TrainSpec(**SMALL, lengths=(4,), seeds=1, steps=3, records=2, evaluation=4, final_evaluation=4),
-    FlowSpec(**SMALL, lengths=(10,), draws=10),
+    FlowSpec(**SMALL, lengths=(10,)),
     ConcentrationSpec(**SMALL, lengths=(10, 100, 1000), repeats=4, prompts=4),
     StabilitySpec(**SMALL, lengths=(10,), starts=1, training=2, until=3, times=4),
 ]

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.icl import LinearTask, Prompts, Task
+from esscher.icl import LinearTask, Prompts
 from esscher.icl.tasks import as_task
 from tests.icl.other_task import OtherTask
 
-TASKS: list[Task] = [
+TASKS: list[LinearTask | OtherTask] = [
     LinearTask.isotropic(3),
     LinearTask.kms(3, 0.5),
     LinearTask([[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 2.0]], noise=0),
@@ -22,7 +22,7 @@ TASKS: list[Task] = [
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: type(task).__name__)
-def test_shapes(task: Task, generator: torch.Generator) -> None:
+def test_shapes(task: LinearTask | OtherTask, generator: torch.Generator) -> None:
     prompts = task.sample(7, 5, generator)
     assert isinstance(prompts, Prompts)
     assert prompts.tokens.shape == (7, 5, 4)

@@ -16,7 +16,6 @@ from esscher.icl import (
     OVKQ,
     UV,
     LinearTask,
-    Task,
     default_weights,
     predict,
     risk,
@@ -36,7 +35,7 @@ from tests.icl.other_task import OtherTask
 LABELLED = LinearTask.kms(2, 0.5, noise=0.2)
 
 
-TASKS: dict[str, Task] = {
+TASKS: dict[str, LinearTask | OtherTask] = {
     "kms": LinearTask.kms(5, 0.5),
     "no noise, d = 2": LinearTask(torch.diag(torch.tensor([1.5, 0.4])), torch.eye(2), 0.0),
     "other queries": LinearTask.kms(3).with_queries(np.diag([2.0, 0.5, 1.0])),
@@ -148,8 +147,11 @@ def test_other_tasks_train():
     assert set(nonlinear["final"]["status"]) == {"ok"}
 
 
-def test_divergence_stops_with_step_loss_and_advice_and_the_other_goes_on():
-    found = train(TASK, 4, steps=400, rate=0.3, batch=16, bound=50.0, **FEW)
+def test_divergence_stops_with_step_loss_and_advice_and_the_other_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr("esscher.icl.training.BOUND", 50.0)
+    found = train(TASK, 4, steps=400, rate=0.3, batch=16, **FEW)
     lost = found["final"][found["final"]["status"] == "diverged"]
     assert len(lost) >= 1
     assert (lost["loss"] > 50).all()

@@ -12,7 +12,6 @@ import scipy.stats
 import torch
 
 from esscher.errors.region import confidence_region
-from esscher.icl.flow import flow_limit
 from esscher.papers import claims_icl, claims_laws
 from tests.papers.made import made_conventions
 
@@ -44,15 +43,6 @@ def test_exact_errors_of_two_point_laws_are_those_of_simulated_tokens() -> None:
         assert found[what] ** 2 == pytest.approx(
             square.mean(), abs=5 * square.std() / math.sqrt(len(square))
         )
-
-
-@pytest.mark.parametrize(("rank", "length"), [(3, math.inf), (3, 7.0), (2, math.inf)])
-def test_the_printed_limits_of_flows_are_those_of_the_package(rank: int, length: float) -> None:
-    task, start, _ = claims_icl.random_start(3, rank, np.random.default_rng(rank))
-    U, v = claims_icl.printed_limit(task, start, length)
-    known = flow_limit(task, start, length)
-    np.testing.assert_allclose(U, known.U11.numpy(), atol=1e-9)
-    assert v == pytest.approx(float(known.v), abs=1e-9)
 
 
 def test_a_prompt_counts_as_covered_where_its_region_holds_the_limit() -> None:

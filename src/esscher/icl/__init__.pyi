@@ -26,6 +26,5 @@ from .quadrature import Rule as Rule, product_rule as product_rule
 from .tasks import (
     LinearTask as LinearTask,
     Prompts as Prompts,
-    Task as Task,
 )
 from .training import sampled_risk as sampled_risk

@@ -30,7 +30,7 @@ import torch
 
 from esscher.icl.layer import KINDS, Block, Floats, Parameters
 from esscher.icl.quadrature import Rule, error_functions, product_rule, score_law
-from esscher.icl.tasks import LinearTask, Task
+from esscher.icl.tasks import LinearTask
 from esscher.inputs import as_count
 
 CLOSED, QUADRATURE, CUBATURE, SIMULATION = "closed form", "quadrature", "cubature", "simulation"
@@ -57,7 +57,7 @@ class Risk:
 
 
 def risk(
-    task: Task,
+    task: Any,
     params: Parameters,
     length: Any,
     kind: str = "softmax",
@@ -79,7 +79,7 @@ def risk(
 
 
 def risk_gradient(
-    task: Task,
+    task: Any,
     params: Parameters,
     length: Any,
     kind: str = "softmax",
@@ -97,7 +97,7 @@ def risk_gradient(
 
 
 def bayes_risk(
-    task: Task, length: Any, draws: Any = 4000, generator: torch.Generator | None = None
+    task: Any, length: Any, draws: Any = 4000, generator: torch.Generator | None = None
 ) -> Risk:
     """1/2 E[x_q^T P x_q] + tau^2 / 2, P the posterior covariance of w given L labelled tokens.
 
@@ -141,9 +141,7 @@ def as_length(length: Any) -> float | int:
     return as_count(length, "length")
 
 
-def _check(
-    task: Task, params: Parameters, length: Any, kind: str
-) -> tuple[LinearTask, float | int]:
+def _check(task: Any, params: Parameters, length: Any, kind: str) -> tuple[LinearTask, float | int]:
     if not isinstance(task, LinearTask):
         raise ValueError(
             f"task: expected a LinearTask, got {type(task).__name__}; use sampled_risk for other"

@@ -83,9 +83,6 @@ class TrainSpec(_Task, RunSpec):
     final_evaluation: int = Field(
         default=100_000, ge=2, le=10**9, description="prompts that measure it at the end"
     )
-    bound: float = Field(
-        default=1e4, gt=0, description="a batch whose loss is not below this stops its model"
-    )
 
 
 class FlowSpec(_Task, RunSpec):
@@ -93,9 +90,6 @@ class FlowSpec(_Task, RunSpec):
 
     job: Literal["icl-flow"] = "icl-flow"
     lengths: Lengths = (10, 30, 100, 300, 1000, 10_000, 100_000, 1_000_000)
-    draws: int = Field(
-        default=4000, ge=2, le=10**9, description="prompts that sample the best predictor's error"
-    )
 
 
 class StabilitySpec(_Task, RunSpec):
@@ -197,7 +191,7 @@ def specs_for(figures: list[IclFigure], quick: bool, seed: int = 0) -> dict[str,
         "concentration": {"lengths": (10, 30, 100, 300, 1000), "repeats": 16, "prompts": 64},
         "train": {"lengths": (10, 30, 100), "seeds": 2, "steps": 25_000, "rate": 4e-3}
         | {"records": 60, "final_evaluation": 20_000},
-        "flow": {"lengths": (10, 30, 100), "draws": 1000},
+        "flow": {"lengths": (10, 30, 100)},
     }
     needed = {run for figure in figures for run in figure.runs}
     return {

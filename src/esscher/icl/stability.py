@@ -20,7 +20,7 @@ from esscher.icl.flow import Flow, final_parameters, gradient_flow, start_block
 from esscher.icl.layer import KINDS, OVKQ, default_weights
 from esscher.icl.quadrature import product_rule
 from esscher.icl.tasks import LinearTask
-from esscher.intervals import share_interval
+from esscher.intervals import Interval, share_interval
 
 ABOVE = 0.05  # share above the end of the flow from which on a model has not arrived
 LATE = 0.25  # of the records, at the end: whether the error still falls there
@@ -128,38 +128,23 @@ def verdict(flows: pd.DataFrame) -> pd.DataFrame:
 
     Both models have the same starts, so only starts stuck for one model and not for the other tell
     them apart: ``only_linear`` and ``only_softmax`` count them; in the last row, starts stuck in
-    more settings for one model than for the other, and ``p``, the exact two-sided sign test.
+    more settings for one model than for the other. ``p``: the exact two-sided sign test.
     """
-    stuck = (
-        flows.assign(stuck=flows["status"] != "ok")
-        .pivot_table(
-            index=["covariance", "length", "seed"],
-            columns="model",
-            values="stuck",
-            sort=False,
-            aggfunc="sum",
-        )
-        .astype(int)
+    stuck = flows.assign(stuck=flows["status"] != "ok").pivot_table(
+        index=["covariance", "length", "seed"], columns="model", values="stuck", sort=False
     )
+    settings = [*stuck.groupby(level=[0, 1], sort=False)]
     rows = []
-    for (covariance, length), part in stuck.groupby(level=[0, 1], sort=False):
-        row: dict[str, Any] = {"covariance": covariance, "length": int(length)} | _counted(part)
+    for (covariance, length), part in [*settings, ((ALL, 0), stuck.groupby(level="seed").mean())]:
+        more = part["linear"] - part["softmax"]
+        linear, softmax = int((more > 0).sum()), int((more < 0).sum())
+        row: dict[str, Any] = {"covariance": covariance, "length": int(length), "starts": len(part)}
+        row |= {"only_softmax": softmax, "only_linear": linear}
         for kind in KINDS:
-            share = share_interval(int(part[kind].sum()), len(part))
+            share = Interval(float(part[kind].mean()), math.nan, math.nan)
+            if covariance != ALL:  # the settings share their starts: no interval for all of them
+                share = share_interval(float(part[kind].sum()), len(part))
             row |= dict(zip((kind, f"{kind}_low", f"{kind}_high"), share, strict=True))
-        rows.append(row | {"p": math.nan})
-    total: dict[str, Any] = {"covariance": ALL, "length": 0} | _counted(
-        stuck.groupby(level="seed").sum()
-    )
-    for kind in KINDS:  # the settings share their starts: no interval
-        total |= {kind: stuck[kind].mean(), f"{kind}_low": math.nan, f"{kind}_high": math.nan}
-    linear, differ = total["only_linear"], total["only_linear"] + total["only_softmax"]
-    total["p"] = float(binomtest(linear, differ).pvalue) if differ else 1.0
-    return pd.DataFrame([*rows, total])
-
-
-def _counted(stuck: pd.DataFrame) -> dict[str, Any]:
-    """Starts, and those stuck in more settings for one model than for the other."""
-    difference = stuck["linear"] - stuck["softmax"]
-    only = {"only_softmax": int((difference < 0).sum()), "only_linear": int((difference > 0).sum())}
-    return {"starts": len(stuck)} | only
+        p = binomtest(linear, linear + softmax).pvalue if linear + softmax else 1.0
+        rows.append(row | {"p": float(p)})
+    return pd.DataFrame(rows)

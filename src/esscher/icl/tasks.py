@@ -1,11 +1,11 @@
 """Tasks to be learned in context: a law of prompts (x_1, y_1), ..., (x_L, y_L) with a query x_q and
-its label y_q.
+its label y_q. Any object with ``dim`` and ``sample(batch, length, generator)`` is a task.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -36,17 +36,6 @@ class Prompts:
         here = slice(first, last)
         w = None if self.w is None else self.w[here]
         return Prompts(self.tokens[here], self.query[here], self.target[here], w)
-
-
-@runtime_checkable
-class Task(Protocol):
-    """Every task has the dimension of x, and prompts to draw."""
-
-    dim: int
-
-    def sample(
-        self, batch: Any, length: Any, generator: torch.Generator | None = None
-    ) -> Prompts: ...
 
 
 class LinearTask:

@@ -21,15 +21,16 @@ from torch import Tensor
 from esscher.icl.exact import SIMULATION, Risk
 from esscher.icl.layer import KINDS, OVKQ, Floats, Parameters, default_weights, predict
 from esscher.icl.specs import TrainSpec
-from esscher.icl.tasks import Prompts, Task
+from esscher.icl.tasks import Prompts
 from esscher.inputs import as_count
 from esscher.runs.progress import advance
 
 AT_ONCE = 2**19  # numbers in the tokens of prompts drawn at once
+BOUND = 1e4  # a batch whose loss is not below this stops its model
 
 
 def sampled_risk(
-    task: Task,
+    task: Any,
     params: Parameters,
     length: Any,
     kind: str = "softmax",
@@ -48,7 +49,7 @@ def sampled_risk(
 
 
 def batches(
-    task: Task, length: int, batch: int, count: int, generator: torch.Generator | None
+    task: Any, length: int, batch: int, count: int, generator: torch.Generator | None
 ) -> Iterator[Iterable[Prompts]]:
     """``count`` batches of ``batch`` prompts, each in parts that fit in memory."""
     fit = max(1, AT_ONCE // (length * (task.dim + 1)))
@@ -87,7 +88,7 @@ def respond(
 
 
 def train(
-    task: Task,
+    task: Any,
     length: Any,
     spec: TrainSpec | None = None,
     *,
@@ -130,7 +131,7 @@ def train(
         if at is not None:
             advice = (
                 f"{kind} attention diverged: loss {last:.3g} at step {at}, above the bound"
-                f" {spec.bound:g}; try a rate below {spec.rate:g} (such as {spec.rate / 4:.2g}),"
+                f" {BOUND:g}; try a rate below {spec.rate:g} (such as {spec.rate / 4:.2g}),"
                 " another seed, longer prompts or larger batches"
             )
         row = {"model": kind, "mse": mse[model], "stderr": stderr[model]}
@@ -149,7 +150,7 @@ class Pair:
     did, None before. Prompts for evaluation come from a generator of their own.
     """
 
-    def __init__(self, task: Task, length: int, spec: TrainSpec, seed: int | None = None) -> None:
+    def __init__(self, task: Any, length: int, spec: TrainSpec, seed: int | None = None) -> None:
         self.task, self.length, self.spec = task, length, spec
         start = default_weights(task.dim, torch.Generator().manual_seed(spec.seed))
         self.output = start.O  # only its last row acts and is trained
@@ -174,7 +175,7 @@ class Pair:
             for model in range(2):
                 if self.diverged[model] is None:
                     losses[step, model] = self.last[model] = float(loss[model])
-                    if not loss[model] <= self.spec.bound:
+                    if not loss[model] <= BOUND:
                         self.diverged[model] = self.begun
                 if self.diverged[model] is not None:
                     for slope in slopes:

@@ -17,8 +17,15 @@ import torch
 from scipy import stats
 
 from esscher.icl.exact import risk
-from esscher.icl.flow import alpha_limit, final_parameters, flow_times, gradient_flow, start_block
-from esscher.icl.layer import Block
+from esscher.icl.flow import (
+    alpha_limit,
+    final_parameters,
+    flow_limit,
+    flow_times,
+    gradient_flow,
+    start_block,
+)
+from esscher.icl.layer import Block, flatten
 from esscher.icl.stability import ABOVE, ALL, verdict
 from esscher.icl.tasks import LinearTask
 from esscher.intervals import Interval, t_quantile
@@ -191,46 +198,24 @@ def random_start(dim: int, rank: int, rng: np.random.Generator) -> tuple[LinearT
     return task, start_block(task, alpha, rng.standard_normal((dim, dim))), alpha
 
 
-def printed_limit(task: LinearTask, start: Block, length: float) -> tuple[Floats, float]:
-    """U11 and v as Remark 5.3, appendix F.2 (finite L) and F.3 (singular Sigma) of [S] print them.
-
-        U11 = gamma Sigma_L^+ + P(U11(0)),   v = 1/gamma,   gamma^2 = (sqrt(p^2 + 4 T) - p) / (2 T),
-        T = tr((Sigma_L^+)^2),
-        p = |P(U11(0))|_F^2,
-        P(M) = M - Pi M Pi,
-        Pi the projection on the range of Sigma,
-
-    Sigma_L = (1 + 1/L) Sigma + (tr(Sigma)/L) I; with Sigma invertible gamma = T^(-1/4).
-    """
-    sigma, first = task.sigma.numpy(), start.U11.numpy()
-    projection = sigma @ np.linalg.pinv(sigma, rcond=1e-10)
-    smoothed = (1 + 1 / length) * sigma + np.trace(sigma) / length * projection
-    inverse = np.linalg.pinv(smoothed, rcond=1e-10)
-    kept = first - projection @ first @ projection
-    T, p = float(np.sum(inverse**2)), float(np.sum(kept**2))
-    gamma = math.sqrt((math.sqrt(p * p + 4 * T) - p) / (2 * T))
-    return gamma * inverse + kept, 1 / gamma
-
-
 def measure_ends(
     dim: int, rank: int, length: int | None, kind: str, cases: int, rng: np.random.Generator
 ) -> Rows:
-    """The distance of the end of the flow to the printed limit, and the risk left, for random tasks
-    and starts; ``length`` None for infinite prompts, on which softmax and linear are alike.
+    """The distance of the end of the flow to the printed limit (``flow_limit``; W = I, no noise),
+    and the risk left, for random tasks and starts; ``length`` None for infinite prompts, on which
+    softmax and linear are alike.
     """
     L = math.inf if length is None else float(length)
     rows = []
     for case in range(cases):
         task, start, alpha = random_start(dim, rank, rng)
         flow = gradient_flow(task, start, L, kind, flow_times(1e5, 30))
-        assert isinstance(flow.end, Block)
-        U, v = printed_limit(task, start, L)
-        end, first = flow.end.U11.numpy(), start.U11.numpy()
-        away = math.sqrt(float(np.sum((end - U) ** 2)) + (float(flow.end.v) - v) ** 2)
-        moved = math.sqrt(float(np.sum((end - first) ** 2)) + float(flow.end.v - start.v) ** 2)
-        size = math.sqrt(float(np.sum(U**2)) + v * v)
+        limit = flatten(flow_limit(task, start, L))
+        size = np.linalg.norm(limit)
+        distance = np.linalg.norm(flow.states[-1] - limit) / size
+        moved = np.linalg.norm(flow.states[-1] - flatten(start)) / size
         setting = {"dim": dim, "rank": rank, "length": L, "case": case, "alpha": alpha}
-        found = {"distance": away / size, "moved": moved / size, "risk": flow.risks[-1]}
+        found = {"distance": distance, "moved": moved, "risk": flow.risks[-1]}
         rows.append({"what": "ends", **setting, **found})
     return rows
 
