@@ -28,7 +28,7 @@ def test_the_cache_computes_what_the_masked_model_does(model: str) -> None:
     choice = choose(text.prompt, rule, 0.4, "cut")
     counts = {int(row.sum()) for rows in choice.kept.values() for row in rows}
     assert len(counts) > 1
-    wanted = text.decode(lambda call: text.left(choice, call))[0].logits[0]
+    wanted = text.decode(lambda call: text.left(choice, call)).logits[0]
     language, ids = text.source.loaded.model, text.ids[:, text.tokens :]
     before = language.config._attn_implementation
     use_kept(language)

@@ -30,7 +30,7 @@ def divergence(text: Text, errors: dict[int, torch.Tensor], step: float) -> floa
         out = call.output()
         return out + step * errors[call.layer][None].to(out) if call.layer in errors else out
 
-    moved = text.decode(lambda call: None, attend=attend)[0].logits[0]
+    moved = text.decode(lambda call: None, attend=attend).logits[0]
     p, q = (torch.log_softmax(rows.double(), -1) for rows in (text.full.rows, moved))
     return float((p.exp() * (p - q)).sum(-1).mean())
 

@@ -38,7 +38,7 @@ def test_values_are_those_of_a_ridge_regression(text: Text) -> None:
     at = choice.kept[layer][kv].nonzero()[:, 0]
     for kind in prompt.references:
         (call,) = prompt.calls(kind, layer)
-        left = with_kept(call, choice.sparing(prompt.spared[kind]).left(call))[0]
+        left = with_kept(call, choice.sparing(prompt.spared[kind]).left(call))
         for head in range(call.shared):
             size = float(prompt.metric.of_layer[layer][head].trace())
             factor = (size / call.query.shape[2]) ** 0.5
@@ -112,7 +112,7 @@ def test_a_run_decodes_from_refitted_values(text: Text) -> None:
     before = [layer.values for layer in layers]
     for number, layer in enumerate(layers):
         layer.values = choice.values[number][None].to(layer.values)
-    plain, _ = text.decode(lambda call: replace(choice, values={}).left(call))
+    plain = text.decode(lambda call: replace(choice, values={}).left(call))
     for layer, values in zip(layers, before, strict=True):
         layer.values = values
     torch.testing.assert_close(outcome.rows, plain.logits[0], rtol=1e-4, atol=1e-5)

@@ -236,7 +236,7 @@ def test_the_model_is_as_before_also_after_an_exception(name: str) -> None:
         assert model.config._attn_implementation in (capturing.NAME, capturing.SPELLED)
         model(**inputs)
         model(**inputs)
-    assert report.calls == 2 * report.layers == 2 * family.layers
+    assert report.calls == 2 * report.next_layer == 2 * family.layers
     assert report.expected == family.layers
     assert state_of(model) == before
     with torch.no_grad():

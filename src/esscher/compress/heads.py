@@ -60,7 +60,7 @@ def head_rows(text: Text, cell: Cell, layers: Iterable[int], seed: int) -> Itera
                     return None
                 return choice.left(other, torch.arange(other.heads) == head)
 
-            kl = measure.value(text.full, text.outcome(text.decode(alone)[0]))
+            kl = measure.value(text.full, text.outcome(text.decode(alone)))
             row = {"layer": layer, "head": head, "kv_head": head // call.shared, "kl": kl}
             yield row | {name: float(values[head]) for name, values in predicted.items()}
 

@@ -47,7 +47,7 @@ class Price:
 
 def head_errors(call: AttentionCall, choice: Choice) -> Tensor:
     """(heads, m, width): output on the kept keys minus the output on all keys."""
-    return with_kept(call, choice.left(call))[0].output()[0] - call.output()[0]
+    return with_kept(call, choice.left(call)).output()[0] - call.output()[0]
 
 
 def nats(metric: FisherMetric, errors: Iterable[tuple[int, Tensor]]) -> dict[int, Tensor]:

@@ -136,7 +136,7 @@ class Prompt:
         # of a sliding window earlier queries see keys that the cache no longer holds
         held = torch.stack([self.held_by((call.layer, kv)) for kv in range(call.kv_heads)])
         held = held.repeat_interleave(call.shared, 0)[None, :, None]
-        self.references["last"][call.layer] = with_kept(last, Kept(held))[0]
+        self.references["last"][call.layer] = with_kept(last, Kept(held))
 
     def calls(self, kind: str, layer: int | None = None) -> Iterator[AttentionCall]:
         """The reference queries of one kind, of all layers or of one, with all their keys; those of

@@ -22,7 +22,7 @@ from esscher.compress.session import Source
 from esscher.compress.spec import REFIT
 from esscher.hf.call import AttentionCall
 from esscher.hf.gradients import DRAWS, drawn_gradients
-from esscher.hf.interventions import Kept, check_acted
+from esscher.hf.interventions import Kept
 from esscher.keep.rule import Chance
 
 QUANTILE = 0.95
@@ -60,7 +60,7 @@ class Text:
         )
         self.seconds = time.perf_counter() - started
         self.calls: list[AttentionCall] = []
-        result, _ = self.decode(lambda call: None, sink=self.calls.append, hidden=True)
+        result = self.decode(lambda call: None, sink=self.calls.append, hidden=True)
         self.full = self.outcome(result)
         self.limits = {call.layer: call.output()[0] for call in self.calls}  # (heads, D, width)
         self.gradients = (
@@ -72,7 +72,7 @@ class Text:
     def _generator(self, name: str, draw: int = 0) -> torch.Generator:
         return torch.Generator().manual_seed(self.source.spec.unit_seed({name: draw}))
 
-    def decode(self, decide: Any, **watch: Any) -> tuple[Any, Any]:
+    def decode(self, decide: Any, **watch: Any) -> Any:
         with torch.no_grad():
             return self.prompt.held.decode(self.ids[:, self.tokens :], decide, **watch)
 
@@ -137,15 +137,13 @@ class Text:
     def run(self, cell: Cell) -> tuple[Choice, Outcome, list[dict[str, Any]]]:
         """The continuation on what a cell keeps, and its error layer by layer."""
         choice = self.choice(cell)
-        result, acted = self.decode(lambda call: self.left(choice, call))
+        result = self.decode(lambda call: self.left(choice, call))
         errors = self.errors(choice)
         layers, worst = self._layers(errors)
         known = {"q95": worst, "kl_predicted": sum(row["nats"] for row in layers)}
         if self.gradients is not None:
             known["kl_cross"] = with_cross_terms(self.gradients, errors)
-        kept = self.outcome(result, known)
-        check_acted(acted, self.full.rows, kept.rows)
-        return choice, kept, layers
+        return choice, self.outcome(result, known), layers
 
     def behind(self, layer: int, rows: Tensor) -> Tensor:
         """(heads, D, d): what outputs of heads, or their errors, add to the residual stream."""

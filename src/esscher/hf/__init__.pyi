@@ -1,13 +1,11 @@
 from .call import AttentionCall as AttentionCall
 from .capture import (
-    CaptureReport as CaptureReport,
     StopForward as StopForward,
     capture as capture,
     forward as forward,
     parity as parity,
 )
 from .interventions import (
-    Acted as Acted,
     Kept as Kept,
     intervene as intervene,
     prefill as prefill,

@@ -11,7 +11,7 @@ import contextlib
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -93,22 +93,8 @@ class StopForward(Exception):
     """Raised by a sink to end the forward pass; ``capture`` and ``forward`` swallow it."""
 
 
-@dataclass
-class CaptureReport:
-    """Calls seen, layer names, and layers a pass should have."""
-
-    expected: int | None
-    calls: int = 0
-    names: dict[int, str] = field(default_factory=dict)
-
-    @property
-    def layers(self) -> int:
-        """Different self-attention layers seen."""
-        return len(self.names)
-
-
-class _Session:
-    """One model under capture: its modules, its sink, and its implementation before.
+class Session:
+    """One model under capture: ``calls`` seen, ``expected`` layers of a pass by the configuration.
 
     ``replace`` makes another input of the attention modules, ``change`` another mask, bias and
     values of an attention call, ``attend`` computes its output (batch, heads, tokens, width); the
@@ -122,15 +108,15 @@ class _Session:
 
     def __init__(self, model: Any, sink: Sink | None, layers: Any, hidden: bool, detach: bool):
         self.model, self.sink, self.detach = model, sink, detach
-        self.report = CaptureReport(expected_layers(model))
+        self.expected, self.calls = expected_layers(model), 0
         self.layers = None if layers is None else frozenset(int(layer) for layer in layers)
-        last = math.inf if self.report.expected is None else self.report.expected - 1
+        last = math.inf if self.expected is None else self.expected - 1
         if self.layers is not None and not all(0 <= layer <= last for layer in self.layers or [-1]):
             raise ValueError(
                 f"layers: the model has self-attention layers 0 to {last}, got"
                 f" {sorted(self.layers)}"
             )
-        self.next_layer = 0
+        self.next_layer = 0  # layers seen in this pass, or in the last one
         self.entered: dict[int, Tensor] = {}
         self.names = {id(module): name for name, module in model.named_modules()}
         self.before = [(config, config._attn_implementation_internal) for config in _configs(model)]
@@ -197,8 +183,7 @@ class _Session:
             tensors = {name: x if x is None else x.detach() for name, x in tensors.items()}
             shown = replace(call, **tensors)
         self.next_layer += 1
-        self.report.calls += 1
-        self.report.names.setdefault(call.layer, call.name)
+        self.calls += 1
         if self.sink is not None and (self.layers is None or call.layer in self.layers):
             self.sink(shown)
         if self.last is not None and call.layer >= self.last:
@@ -215,25 +200,40 @@ class _Session:
         return call.output() if self.attend is None else self.attend(call)
 
 
-_SESSIONS: dict[int, _Session] = {}
+_SESSIONS: dict[int, Session] = {}
 
 
 @contextlib.contextmanager
 def capture(
-    model: Any, sink: Sink, *, layers: Iterable[int] | None = None, hidden: bool = False
-) -> Iterator[CaptureReport]:
+    model: Any,
+    sink: Sink | None = None,
+    *,
+    layers: Iterable[int] | None = None,
+    hidden: bool = False,
+    detach: bool = True,
+) -> Iterator[Session]:
     """Inside, every forward pass of the model calls ``sink(captured)`` for each self-attention
     layer, in order.
 
     The model computes what it always does. ``layers`` limits the calls, ``hidden=True`` adds what
-    entered the attention module. Nothing is kept here once the sink returns. On exit, also after an
-    exception, the model is as it was. A sink may raise StopForward to leave the block.
+    entered the attention module, ``detach=False`` leaves gradients in what is captured. Nothing is
+    kept here once the sink returns. On exit, also after an exception, the model is as it was. A
+    sink may raise StopForward to leave the block.
     """
-    with (
-        open_session(model, sink, layers=layers, hidden=hidden) as session,
-        contextlib.suppress(StopForward),
-    ):
-        yield session.report
+    reason = refusal(model)
+    if reason is None and model.training:
+        reason = f"{type(model).__name__} is in training mode; call model.eval() first"
+    if reason is None and any(id(module) in _SESSIONS for module in model.modules()):
+        reason = f"{type(model).__name__} is being captured already; leave that block first"
+    if reason is not None:
+        raise ValueError(f"capture: {reason}")
+    session = Session(model, sink, layers, hidden, detach)
+    try:
+        session.install()
+        with contextlib.suppress(StopForward):
+            yield session
+    finally:
+        session.remove()
 
 
 def forward(
@@ -251,12 +251,11 @@ def forward(
     The pass ends right after the sink has seen ``last_layer`` (the largest of ``layers`` when only
     these are given): that layer's attention and everything behind it are not computed.
     """
-    with open_session(model, sink, layers=layers, hidden=hidden) as session:
+    with torch.no_grad(), capture(model, sink, layers=layers, hidden=hidden) as session:
         session.last = last_layer
         if last_layer is None and session.layers:
             session.last = max(session.layers)
-        with torch.no_grad(), contextlib.suppress(StopForward):
-            return model(**inputs, **accepted(model, use_cache=False))
+        return model(**inputs, **accepted(model, use_cache=False))
     return None
 
 
@@ -264,31 +263,6 @@ def accepted(model: Any, **given: Any) -> dict[str, Any]:
     """Those of the arguments that the model's forward pass takes."""
     known = inspect.signature(model.forward).parameters
     return {name: value for name, value in given.items() if name in known}
-
-
-@contextlib.contextmanager
-def open_session(
-    model: Any,
-    sink: Sink | None = None,
-    *,
-    layers: Iterable[int] | None = None,
-    hidden: bool = False,
-    detach: bool = True,
-) -> Iterator[_Session]:
-    """Put a model under capture and back; ``detach=False`` leaves gradients in what is captured."""
-    reason = refusal(model)
-    if reason is None and model.training:
-        reason = f"{type(model).__name__} is in training mode; call model.eval() first"
-    if reason is None and any(id(module) in _SESSIONS for module in model.modules()):
-        reason = f"{type(model).__name__} is being captured already; leave that block first"
-    if reason is not None:
-        raise ValueError(f"capture: {reason}")
-    session = _Session(model, sink, layers, hidden, detach)
-    try:
-        session.install()
-        yield session
-    finally:
-        session.remove()
 
 
 def _attention(module: Any, *given: Any, **named: Any) -> tuple[Tensor, None]:

@@ -79,7 +79,7 @@ def _tapped(held: Prefilled, ids: Tensor, **watch: Any) -> tuple[Any, dict[int, 
         taps[call.layer] = torch.zeros_like(out, requires_grad=True)
         return out + taps[call.layer]
 
-    return held.decode(ids, lambda call: None, attend=tapped, **watch)[0], taps
+    return held.decode(ids, lambda call: None, attend=tapped, **watch), taps
 
 
 def output_slopes(

@@ -3,8 +3,7 @@ layer and head by head.
 
 The same attention interface as capture. What is kept is decided when a layer's attention is called
 (every query under a rule, its inputs made by layers that kept few keys themselves), or beforehand,
-from a prefill on all keys: a cache. Whether it acted is checked, not believed: calls are counted,
-and so are the pairs of queries and keys that were taken away.
+from a prefill on all keys: a cache.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from esscher.hf.call import AttentionCall
-from esscher.hf.capture import Sink, accepted, escaped, expected_layers, open_session
+from esscher.hf.capture import Sink, accepted, capture, escaped, expected_layers
 from esscher.hf.checkpoint import transformers
 from esscher.keep.rule import Rule
 
@@ -40,15 +39,6 @@ class Kept:
     values: Float[Tensor, "batch kv_heads some width"] | None = None
 
 
-@dataclass
-class Acted:
-    """Attention calls, those that were changed, and pairs of a query and a key dropped."""
-
-    calls: int = 0
-    changed: int = 0
-    dropped: int = 0
-
-
 @contextlib.contextmanager
 def intervene(
     model: Any,
@@ -57,7 +47,7 @@ def intervene(
     sink: Sink | None = None,
     hidden: bool = False,
     attend: Callable[[AttentionCall], Tensor] | None = None,
-) -> Iterator[Acted]:
+) -> Iterator[None]:
     """Inside, every self-attention layer of the model attends to the keys that ``decide(captured)``
     keeps; None keeps all.
 
@@ -67,38 +57,21 @@ def intervene(
     to which nothing would be left keeps the nearest key that it sees: attention on nothing is
     undefined, but for heads with a sink logit, which give 0.
     """
-    acted = Acted()
 
     def change(captured: AttentionCall) -> AttentionCall:
-        acted.calls += 1
         kept = decide(captured)
-        if kept is None:
-            return captured
-        left, dropped = with_kept(captured, kept)
-        acted.changed += left is not captured
-        acted.dropped += dropped
-        return left
+        return captured if kept is None else with_kept(captured, kept)
 
-    with open_session(model, sink, hidden=hidden) as session:
+    with capture(model, sink, hidden=hidden) as session:
         session.attend, session.change = attend, change
-        yield acted
-        reason = escaped(model, session.report.layers) if session.report.calls else None
+        yield
+        reason = escaped(model, session.next_layer) if session.calls else None
     if reason is not None:
         raise ValueError(f"interventions: {reason}")
 
 
-def check_acted(acted: Acted, full: Tensor, kept: Tensor) -> None:
-    """Raise where keys were dropped and the output is still the full model's to the last bit."""
-    if acted.dropped and torch.equal(full, kept):
-        raise ValueError(
-            f"interventions: {acted.dropped} pairs of queries and keys were dropped in"
-            f" {acted.changed} attention calls and the output did not change in one bit; the model"
-            " does not use what its attention returns"
-        )
-
-
-def with_kept(captured: AttentionCall, kept: Kept) -> tuple[AttentionCall, int]:
-    """The call on the kept keys, and how many pairs of a query and a key were dropped."""
+def with_kept(captured: AttentionCall, kept: Kept) -> AttentionCall:
+    """The call on the kept keys."""
     queries, keys = captured.query.shape[2], captured.key.shape[2]
     seen = captured.visible(torch.arange(queries, device=captured.query.device))
     left = seen & kept.allowed
@@ -106,12 +79,12 @@ def with_kept(captured: AttentionCall, kept: Kept) -> tuple[AttentionCall, int]:
     if captured.sinks is None and bool(blind.any()):
         left = left | (_nearest(seen) & blind[..., None])
     weighted = kept.weight is not None and bool((kept.weight != 1).any())
-    dropped = int((seen & ~left).sum())
+    dropped = bool((seen & ~left).any())
     if kept.values is not None:
         rest = captured.value[:, :, kept.values.shape[2] :]
         captured = replace(captured, value=torch.cat([kept.values.to(rest.dtype), rest], 2))
     if not dropped and not weighted:
-        return captured, 0
+        return captured
     bias = captured.bias
     if weighted:
         assert kept.weight is not None
@@ -121,7 +94,7 @@ def with_kept(captured: AttentionCall, kept: Kept) -> tuple[AttentionCall, int]:
         bias = (added if bias is None else bias + added).expand(-1, -1, queries, keys)
     if dropped:
         captured = replace(captured, mask=left, causal=False)
-    return replace(captured, bias=bias), dropped
+    return replace(captured, bias=bias)
 
 
 def _nearest(seen: Bool[Tensor, "batch heads m keys"]) -> Bool[Tensor, "batch heads m keys"]:
@@ -141,14 +114,13 @@ def rule_for_every_query(
     sizes: Callable[[int, int, int], int | None],
     generator: torch.Generator,
     *,
-    shared: bool = False,
     outputs: Mapping[int, Float[Tensor, "heads width d"]] | None = None,
 ) -> Decide:
     """Every query of every call keeps what the rule says; ``sizes(layer, kv_head, keys)``: its n,
     or None to leave all.
 
-    Chance is drawn for each query, or once for all queries and key-value heads of a layer
-    (``shared``). ``outputs``: W_O of each layer, for rules that ask what lies behind a head.
+    Chance is drawn for each query. ``outputs``: W_O of each layer, for rules that ask what lies
+    behind a head.
     """
 
     def decide(captured: AttentionCall) -> Kept | None:
@@ -160,7 +132,6 @@ def rule_for_every_query(
         rows = torch.arange(queries, device=captured.query.device)
         allowed = torch.ones(batch, heads, queries, keys, dtype=torch.bool, device=rows.device)
         weight = torch.ones(batch, heads, queries, keys, dtype=torch.float64, device=rows.device)
-        once = torch.rand(keys, generator=generator, dtype=torch.float64) if shared else None
         for place in range(batch):
             for kv, n in enumerate(asked):
                 if n is None:
@@ -170,17 +141,12 @@ def rule_for_every_query(
                 if outputs is not None:
                     context = replace(context, output=outputs[captured.layer][own])
                 kept = rule.include(context, n if rule.free else None)
-                drawn = (
-                    torch.rand(kept.probability.shape, generator=generator, dtype=torch.float64)
-                    if once is None
-                    else once
-                )
-                allowed[place, own] = (drawn.to(rows.device) < kept.probability).view(
-                    per, queries, keys
-                )
+                shape = kept.probability.shape
+                drawn = torch.rand(shape, generator=generator, dtype=torch.float64).to(rows.device)
+                allowed[place, own] = (drawn < kept.probability).view(per, queries, keys)
                 if kept.weight is not None:
                     weight[place, own] = kept.weight.view(per, queries, keys)
-        return Kept(allowed, weight if bool((weight != 1).any()) else None)
+        return Kept(allowed, weight)
 
     return decide
 
@@ -219,8 +185,8 @@ class Prefilled:
         extend: bool = False,
         logits: bool = True,
         **watch: Any,
-    ) -> tuple[Any, Acted]:
-        """What the model returns for these tokens, and what was done.
+    ) -> Any:
+        """What the model returns for these tokens.
 
         The cache is then as it was, or holds these tokens too (``extend``). Without ``logits``
         those of the last token alone are computed, where the model can. ``watch``: what else
@@ -229,7 +195,7 @@ class Prefilled:
         before = [(layer.keys, layer.values) for layer in self.cache.layers]
         done = False
         try:
-            with intervene(self.model, decide, **watch) as acted:
+            with intervene(self.model, decide, **watch):
                 result = self.model(
                     input_ids=ids,
                     past_key_values=self.cache,
@@ -237,7 +203,7 @@ class Prefilled:
                     **({} if logits else accepted(self.model, logits_to_keep=1)),
                 )
             done = extend
-            return result, acted
+            return result
         finally:
             if done:
                 before = [(x.keys.detach(), x.values.detach()) for x in self.cache.layers]
@@ -255,7 +221,7 @@ def prefill(model: Any, ids: Int[Tensor, "batch tokens"], sink: Sink | None = No
             " few instead"
         )
     cache = transformers().DynamicCache()
-    with torch.no_grad(), open_session(model, sink):
+    with torch.no_grad(), capture(model, sink):
         model(
             input_ids=ids,
             past_key_values=cache,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from esscher.attention.head import Head
 from esscher.hf.call import AttentionCall
-from esscher.hf.capture import accepted, example_inputs, open_session
+from esscher.hf.capture import accepted, capture, example_inputs
 
 TOLERANCE = 1e-5
 
@@ -96,7 +96,7 @@ def linear_maps(model: Any, *, layers: Iterable[int] | None = None) -> list[Line
         found.append(LinearMaps(*shape, maps))
 
     options: dict[str, Any] = {"layers": layers, "hidden": True, "detach": False}
-    with open_session(model, sink, **options) as session, torch.enable_grad():
+    with capture(model, sink, **options) as session, torch.enable_grad():
         session.replace = replace
         model(**example_inputs(model), **accepted(model, use_cache=False))
     return found
@@ -136,7 +136,7 @@ def head_projections(model: Any) -> dict[int, Float[Tensor, "heads width d"]]:
         if not list(module.children()) and list(module.parameters())
     ]
     try:
-        with torch.no_grad(), open_session(model) as session:
+        with torch.no_grad(), capture(model) as session:
             session.attend = attend
             model(**example_inputs(model), **accepted(model, use_cache=False))
     finally:
