@@ -8,7 +8,6 @@ import time
 import timeit
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from torch import nn
 
 from esscher.corpus.windows import Windows
 from esscher.hf.capture import example_inputs, forward, refusal
-from esscher.hf.checkpoint import read_config, resolve, stored_as, weight_files
+from esscher.hf.checkpoint import read_config, resolve
 from esscher.hf.gguf import skeleton
 from esscher.hf.gradients import DRAWS
 from esscher.hf.loading import Loaded, encoder_of, outline_model, positions, task_of
@@ -72,14 +71,11 @@ class Cost:
 
 @dataclass(frozen=True)
 class ModelDescription:
-    """A model's attention by its configuration; ``weights`` says what its files hold, where they
-    are here.
-    """
+    """A model's attention by its configuration."""
 
     name: str
     family: str
     architecture: str
-    weights: str | None
     supported: bool
     reason: str | None
     parameters: int
@@ -102,7 +98,6 @@ class ModelDescription:
             "family": f"{self.family} ({self.architecture})",
             "supported": "yes" if self.supported else f"no: {self.reason}",
             "parameters": self.parameters,
-            "weights": self.weights,
             "layers": self.layers,
             "heads per layer": self.heads,
             "key-value heads per layer": self.kv_heads,
@@ -144,12 +139,10 @@ def describe(
     built = encoder_of(skeleton(config, source.shown)) if loaded is None else loaded.model
     reason = None if loaded else refusal(built) or _refused(built)
     names = ("layers", "heads", "kv_heads", "width", "hidden_size", "causal")
-    files = weight_files(source, None) if Path(source.where).exists() else []
     return ModelDescription(
         name=source.shown,
         family=str(config.model_type),
         architecture=type(built).__name__,
-        weights=stored_as(files) if files else None,
         supported=reason is None,
         reason=reason,
         parameters=sum(parameter.numel() for parameter in built.parameters()),

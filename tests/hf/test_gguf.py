@@ -16,10 +16,10 @@ import esscher as es
 from esscher.hf.call import AttentionCall
 from esscher.hf.capture import forward
 from esscher.hf.checkpoint import sha256_of
-from esscher.hf.gguf import ARCHITECTURES, read_header
+from esscher.hf.gguf import ARCHITECTURES
 from esscher.hf.loading import load_model
 from esscher.runs.errors import RunError
-from tests.models.tiny import build, transformers
+from tests.models.tiny import build
 from tests.models.tiny_gguf import VOCABULARY, WRITTEN, gguf, model_of, write_gguf
 from tests.models.tokenizers_for_tests import prose, tokenizer
 
@@ -61,8 +61,7 @@ def test_attention_is_that_of_the_same_model_in_safetensors(name: str, tmp_path:
     model.save_pretrained(tmp_path / "folder")
     path = write_gguf(tmp_path / "model.gguf", name, model)
     loaded, plain = load_model(path), load_model(tmp_path / "folder")
-    assert (loaded.name, loaded.weights) == ("model", "GGUF F32")
-    assert plain.weights == "safetensors F32"
+    assert loaded.name == "model"
     assert loaded.shapes == plain.shapes
     assert loaded.sha256 == sha256_of([path])
     for mine, theirs in zip(attention(loaded.model), attention(plain.model), strict=True):
@@ -105,8 +104,6 @@ def test_weights_are_those_that_were_written(kind: str, tmp_path: Path) -> None:
     model = model_of("llama")
     path = write_gguf(tmp_path / "model.gguf", "llama", model, kind)
     loaded = load_model(path)
-    said = f"GGUF {kind} and F32, read as float32"
-    assert loaded.weights == ("GGUF F32" if kind == "F32" else said)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
     raw = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
     for key, weights in loaded.model.state_dict().items():
@@ -136,7 +133,6 @@ def test_the_dtype_that_is_wanted_is_made(tmp_path: Path) -> None:
         write_gguf(tmp_path / "model.gguf", "llama", model_of("llama"), "Q8_0"), dtype="bfloat16"
     )
     assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.bfloat16}
-    assert loaded.weights == "GGUF Q8_0 and F32, read as bfloat16"
 
 
 def test_what_lies_beside_the_file_is_not_read(tmp_path: Path) -> None:
@@ -279,7 +275,7 @@ def test_a_folder_of_a_file_names_the_file(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", "llama", model_of("llama"))
     assert f"no config.json in this folder; give the file: {path}" in refused(tmp_path)
     model_of("llama").config.save_pretrained(tmp_path)
-    assert f"no model.safetensors in this folder; give the file: {path}" in refused(tmp_path)
+    assert f"no *.safetensors in this folder; give the file: {path}" in refused(tmp_path)
 
 
 def test_a_file_has_no_revisions(tmp_path: Path) -> None:
@@ -299,20 +295,6 @@ def test_an_output_head_is_left_out(tmp_path: Path) -> None:
     )
 
 
-def test_a_model_whose_scale_is_not_in_the_file_is_refused(tmp_path: Path) -> None:
-    """The scores of gemma2's largest model are divided by the root of 144; its file does not say
-    so, nor does the reader.
-    """
-    model = transformers.AutoModel.from_config(
-        transformers.Gemma2Config(
-            **{**WRITTEN["gemma2"].options, "head_dim": 128, "query_pre_attn_scalar": 144}
-        )
-    )
-    assert "gemma2.attention.scale" in refused(
-        write_gguf(tmp_path / "model.gguf", "gemma2", model.eval())
-    )
-
-
 @pytest.mark.parametrize(
     "method", ["gptq", "awq", "bitsandbytes", "fp8", "mxfp4", "compressed-tensors"]
 )
@@ -325,15 +307,7 @@ def test_quantised_safetensors_are_refused_before_anything_is_read(
     config["quantization_config"] = {"quant_method": method, "bits": 4, "load_in_4bit": True}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "model.safetensors").write_bytes(b"not read")
-    assert f"its weights are quantised ({method})" in refused(tmp_path)
-
-
-def test_half_precision_is_said(tmp_path: Path) -> None:
-    model = model_of("llama")
-    model.to(torch.bfloat16).save_pretrained(tmp_path)
-    model.to(torch.float32)
-    assert load_model(tmp_path).weights == "safetensors BF16, read as float32"
-    assert load_model(tmp_path, dtype="bfloat16").weights == "safetensors BF16, read as bfloat16"
+    assert "its weights are quantised" in refused(tmp_path)
 
 
 def test_a_probe_reads_a_file_and_is_resumed_elsewhere(
@@ -344,7 +318,6 @@ def test_a_probe_reads_a_file_and_is_resumed_elsewhere(
     settings = {"window": 32, "max_tokens": 128, "queries": 4, "layers": (0,), "heads": (0,)}
     made = es.probe("model.gguf", prose()[0], out=tmp_path / "run", **settings)
     about = made.table("about").iloc[0]
-    assert about["weights"] == "GGUF Q8_0 and F32, read as float32"
     assert about["model_sha256"] == sha256_of([path])
     monkeypatch.chdir("/")
     again = es.probe(path, prose()[0], out=tmp_path / "run", **settings)
@@ -352,9 +325,3 @@ def test_a_probe_reads_a_file_and_is_resumed_elsewhere(
     write_gguf(path, "llama", model_of("llama"), "Q4_0")
     with pytest.raises(RunError, match="its model changed since it began"):
         es.probe(path, prose()[0], out=tmp_path / "run", **settings)
-
-
-def test_a_file_is_known_by_its_first_bytes(tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "sha256-0123", "llama", model_of("llama"))
-    assert load_model(path).name == "sha256-0123"
-    assert read_header(path).architecture == "llama"

@@ -160,26 +160,16 @@ def test_the_text_in_words(corpus: dict[str, object], text: str) -> None:
     assert text_described({"corpus": corpus}) == text
 
 
-@pytest.mark.parametrize(
-    ("weights", "shown"),
-    [
-        ({}, ""),
-        ({"weights": "safetensors float32"}, ""),
-        ({"weights": "GGUF Q4_1, dequantised to float32"}, " (GGUF Q4_1, dequantised to float32)"),
-    ],
-)
-def test_first_line_from_what_was_measured(
-    weights: dict[str, str], shown: str, tmp_path: Path
-) -> None:
+def test_first_line_from_what_was_measured(tmp_path: Path) -> None:
     tables = {
         "heads": [
             {"layer": 0, "head": 0, "status": "ok", "reason": "", "n_keys": 100, "n_queries": 7}
         ],
-        "about": [{"model": "known-model", "tokens": 4000, "window": 512, **weights}],
+        "about": [{"model": "known-model", "tokens": 4000, "window": 512}],
     }
     content = content_of(store_run(tmp_path / "run", ProbeLike(), tables))
     assert content["lines"][0] == (
-        f"model: known-model{shown}; text: prose.txt; tokens: 4,000 in windows of 512; heads: 1 of"
+        f"model: known-model; text: prose.txt; tokens: 4,000 in windows of 512; heads: 1 of"
         " 1, 1 layer; keys a query sees: 100; queries a head: 7"
     )
 

@@ -167,7 +167,6 @@ def _about(source: Source) -> pd.DataFrame:
     row = {
         "model": loaded.name,
         "model_sha256": loaded.sha256,
-        "weights": loaded.weights,
         "task": source.task,
         "layers": loaded.layers,
         "heads": loaded.heads,

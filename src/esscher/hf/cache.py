@@ -150,13 +150,8 @@ def _layer_class() -> type:
                 )
             return self.get_seq_length() + query_length, 0
 
-        def crop(self, tokens_to_remove: int) -> None:
-            if not -self.later <= tokens_to_remove <= 0:
-                raise ValueError(
-                    f"crop: {self.later} tokens came after the compression, and only these can be"
-                    f" removed; got {tokens_to_remove}"
-                )
-            self.later += tokens_to_remove
+        def crop(self, *_: Any) -> None:
+            raise ValueError("crop: no token of a kept cache can be removed; make a new one")
 
         def _of_batch(self, change: Any) -> None:
             self.buffers = [(change(keys), change(values)) for keys, values in self.buffers]
@@ -166,9 +161,6 @@ def _layer_class() -> type:
 
         def batch_repeat_interleave(self, repeats: int) -> None:
             self._of_batch(lambda x: x.repeat_interleave(repeats, dim=0))
-
-        def batch_select_indices(self, indices: Tensor) -> None:
-            self._of_batch(lambda x: x[indices])
 
         def reset(self) -> None:
             raise ValueError("reset: a kept cache belongs to its prompt; make a new one")

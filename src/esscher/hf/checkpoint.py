@@ -12,18 +12,19 @@ import importlib.metadata
 import importlib.util
 import io
 import logging
-import math
 import os
 import tempfile
 import warnings
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
+NO_PICKLE = (
+    "files that can run code on loading (pickle) are refused; convert it where you trust it:"
+    " AutoModel.from_pretrained(...).save_pretrained(folder)"
+)
 NOT_FOUND = ("not a local folder", "couldn't connect", "offline", "cannot find the requested")
 NO_FILE = ("no file named", "not appear to have", "not found")
 
@@ -103,23 +104,13 @@ def why(cause: Exception) -> str:
             " transformers knows"
         )
     if "safetensors" in low and any(words in low for words in NO_FILE):
-        return pickle_advice("the checkpoint has no safetensors")
+        return f"the checkpoint has no safetensors, and {NO_PICKLE}"
     if any(words in low for words in NOT_FOUND):
         return (
             "no such folder here, and not on the Hugging Face hub, not in its cache, or the hub"
             " cannot be reached (where HF_HUB_OFFLINE is set it is not asked)"
         )
-    if "model type" in low and "does not recognize" in low:
-        kind = text.split("`")[1] if "`" in text else "unknown"
-        return f"transformers {transformers().__version__} does not know the model type {kind}"
     return f"cannot be read: {type(cause).__name__}: {text[:240]}"
-
-
-def pickle_advice(what: str) -> str:
-    return (
-        f"{what}, and files that can run code on loading (pickle) are refused; convert it where you"
-        " trust it: AutoModel.from_pretrained(...).save_pretrained(folder)"
-    )
 
 
 @dataclass(frozen=True)
@@ -212,15 +203,15 @@ def resolve(name: Any) -> Source:
     known = packaged_model(name)
     if known is not None:
         weights = known.path()
-        where = weights if _is_gguf(weights) else weights.parent
+        where = weights if weights.suffix == ".gguf" else weights.parent
         return Source(str(where), known.distribution, known)
     text = str(name)
     # unlike Path's own, it leaves the name of an unknown user as it is
     path = Path(os.path.expanduser(text))
     if path.is_dir():
         return Source(str(path), path.resolve().name)
-    if _is_gguf(path):
-        return Source(str(path), path.stem if path.suffix.lower() == ".gguf" else path.name)
+    if path.is_file() and path.suffix.lower() == ".gguf":
+        return Source(str(path), path.stem)
     if path.exists():
         raise ValueError(f"{text}: expected a model folder, a GGUF file or a hub name")
     local = text.startswith(("/", "./", "../", "~")) or text.lower().endswith(".gguf")
@@ -231,14 +222,6 @@ def resolve(name: Any) -> Source:
             f" {', '.join(known.name for known in PACKAGED)}"
         )
     return Source(text, text)
-
-
-def _is_gguf(path: Path) -> bool:
-    """By its name, or by its first bytes."""
-    if not path.is_file() or path.suffix.lower() == ".gguf":
-        return path.is_file()
-    with path.open("rb") as stream:
-        return stream.read(4) == b"GGUF"
 
 
 def written(name: Any) -> str:
@@ -262,35 +245,24 @@ def read_config(source: Source, revision: str | None = None) -> Any:
 
         return gguf_config(source.file)
     if source.folder is not None:
-        check_folder(source.folder, "config.json")
+        check_folder(source.folder, "config.json", "expected a Hugging Face model")
     with reading(source.where, revision) as options:
         config = transformers().AutoConfig.from_pretrained(**options)
-    settings = getattr(config, "quantization_config", None)
-    if settings is not None:
-        given = settings if isinstance(settings, dict) else vars(settings)
+    if getattr(config, "quantization_config", None) is not None:
         raise ValueError(
-            f"{source.where}: its weights are quantised"
-            f" ({str(given.get('quant_method', 'unknown'))[:40]}), which is not read from"
-            " safetensors; take the model before it was quantised, or a GGUF file of it"
+            f"{source.where}: its weights are quantised, which is not read from safetensors; take"
+            " the model before it was quantised, or a GGUF file of it"
         )
     return config
 
 
-def check_folder(folder: Path, wanted: str) -> None:
-    """Refuse a folder without the configuration or without safetensors."""
-    is_config = wanted == "config.json"
-    if any(folder.glob(wanted if is_config else "*.safetensors")):
+def check_folder(folder: Path, wanted: str, advice: str) -> None:
+    """Refuse a folder without a file of this name."""
+    if any(folder.glob(wanted)):
         return
-    for path in sorted(folder.iterdir()):
-        if path.suffix == ".gguf":
-            raise ValueError(f"{folder}: no {wanted} in this folder; give the file: {path}")
-        if path.suffix in PICKLES and not is_config:
-            found = f"the folder holds {path.name} and no safetensors"
-            raise ValueError(f"{folder}: {pickle_advice(found)}")
-    raise ValueError(
-        f"{folder}: no {wanted} in this folder; expected a Hugging Face model with"
-        " model.safetensors"
-    )
+    for path in sorted(folder.glob("*.gguf")):
+        advice = f"give the file: {path}"
+    raise ValueError(f"{folder}: no {wanted} in this folder; {advice}")
 
 
 def weight_files(source: Source, revision: str | None) -> list[Path]:
@@ -301,44 +273,18 @@ def weight_files(source: Source, revision: str | None) -> list[Path]:
         return sorted(source.folder.glob("*.safetensors"))
     hub = importlib.import_module("huggingface_hub")
     names = ["model.safetensors", "model-*.safetensors"]
-    try:
-        with quiet():
-            found = hub.snapshot_download(source.where, revision=revision, allow_patterns=names)
-    except Exception as cause:
-        raise ValueError(f"{source.where}: {why(cause)}") from cause
+    with reading(source.where):
+        found = hub.snapshot_download(source.where, revision=revision, allow_patterns=names)
     files = sorted(path for name in names for path in Path(found).glob(name))
     if not files:
-        raise ValueError(f"{source.where}: " + pickle_advice("the checkpoint has no safetensors"))
+        raise ValueError(f"{source.where}: the checkpoint has no safetensors, and {NO_PICKLE}")
     return files
 
 
 def sha256_of(files: list[Path]) -> str:
-    """sha256 of the weights file; of several, the sha256 of their names and hashes."""
-    hashes = {}
+    """sha256 of the files of the weights, one after the other."""
+    digest = hashlib.sha256()
     for path in files:
         with path.open("rb") as stream:
-            hashes[path.name] = hashlib.file_digest(stream, "sha256").hexdigest()
-    if len(hashes) == 1:
-        return next(iter(hashes.values()))
-    lines = "\n".join(f"{key} {value}" for key, value in sorted(hashes.items()))
-    return hashlib.sha256(lines.encode()).hexdigest()
-
-
-def stored_as(files: list[Path], dtype: str | None = None) -> str:
-    """How the weights are stored and read: "GGUF Q4_1 and F32, read as float32"."""
-    counts: Counter[str] = Counter()
-    is_file = len(files) == 1 and _is_gguf(files[0])
-    if is_file:
-        from esscher.hf.gguf import read_header
-
-        for tensor in read_header(files[0]).tensors:
-            counts[tensor.tensor_type.name] += int(tensor.n_elements)
-    for file in () if is_file else files:
-        with importlib.import_module("safetensors").safe_open(file, framework="pt") as stream:
-            for name in stream.keys():  # noqa: SIM118, it is no mapping
-                piece = stream.get_slice(name)
-                counts[piece.get_dtype()] += math.prod(piece.get_shape())
-    kinds = " and ".join(kind for kind, _ in counts.most_common() if kind[0] not in "IU")
-    said = f"{'GGUF' if is_file else 'safetensors'} {kinds}"
-    plain = dtype is None or (kinds, dtype) == ("F32", "float32")
-    return said if plain else f"{said}, read as {dtype}"
+            hashlib.file_digest(stream, lambda: digest)
+    return digest.hexdigest()

@@ -15,13 +15,13 @@ from torch import nn
 from esscher.hf.call import AttentionCall
 from esscher.hf.capture import escaped, example_inputs, forward, refusal
 from esscher.hf.checkpoint import (
+    NO_PICKLE,
     Source,
     check_folder,
     read_config,
     reading,
     resolve,
     sha256_of,
-    stored_as,
     transformers,
     weight_files,
 )
@@ -61,8 +61,7 @@ class Loaded:
     """A model ready for capture, and what a forward pass showed of it.
 
     ``heads``, ``kv_heads`` and ``width`` are those of layer 0; ``shapes`` has every layer.
-    ``max_positions`` is None where there is no limit. ``sha256`` is the hash of the weights,
-    ``weights`` says how they were stored.
+    ``max_positions`` is None where there is no limit. ``sha256`` is the hash of the weights.
     """
 
     model: Any
@@ -78,7 +77,6 @@ class Loaded:
     causal: bool
     sha256: str
     shapes: tuple[LayerShape, ...]
-    weights: str
     tokenizer_error: str | None = None
 
     @property
@@ -143,7 +141,6 @@ def load_model(
         name=source.shown,
         revision=revision,
         sha256=digest,
-        weights=stored_as(files, dtype),
         tokenizer_error=reason,
     )
 
@@ -171,7 +168,7 @@ def outline_model(
     known = {"name": source.shown, "revision": revision, "tokenizer_error": reason}
     for masked in (False, True):  # without a mask some models look for packed sequences
         try:
-            return _look(model, tokenizer, masked=masked, sha256="", weights="", **known)
+            return _look(model, tokenizer, masked=masked, sha256="", **known)
         except Exception:  # a step that needs numbers; loading the model says what is wrong
             continue
     return None
@@ -190,10 +187,7 @@ def wrap_model(model: Any, tokenizer: Any = None, *, name: str | None = None) ->
         digest.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     shown = name or getattr(model.config, "_name_or_path", "") or type(model).__name__
-    weights = f"a model object, {str(next(model.parameters()).dtype).removeprefix('torch.')}"
-    return _look(
-        model, tokenizer, name=shown, revision=None, sha256=digest.hexdigest(), weights=weights
-    )
+    return _look(model, tokenizer, name=shown, revision=None, sha256=digest.hexdigest())
 
 
 def encoder_of(model: Any) -> Any:
@@ -218,7 +212,7 @@ def _source(
         ) from cause
     config = read_config(source, revision)
     if source.folder is not None and weights:
-        check_folder(source.folder, "model.safetensors")
+        check_folder(source.folder, "*.safetensors", NO_PICKLE)
     return source, place, config
 
 

@@ -199,7 +199,6 @@ def about(session: Session, heads: pd.DataFrame, same: pd.DataFrame | None) -> p
     row = {
         "model": loaded.name,
         "model_sha256": loaded.sha256,
-        "weights": loaded.weights,
         "layers": loaded.layers,
         "heads": loaded.heads,
         "kv_heads": loaded.kv_heads,

@@ -99,8 +99,7 @@ def atlas(run: Run) -> dict[str, Any]:
 
 def _facts(run: Run, known: dict[str, Any], heads: Any | None, model: str) -> dict[str, str]:
     """What was measured, by name; ``known``: the row of the table about."""
-    read, text = text_of(known.get("weights")), words.text_described(run.spec)
-    facts = {"model": shortened(model, 120) + f" ({read})" * (", " in read), "text": text}
+    facts = {"model": shortened(model, 120), "text": words.text_described(run.spec)}
     if known.get("tokens"):
         facts["tokens"] = written(known["tokens"])
         if known.get("window"):
