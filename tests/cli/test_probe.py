@@ -351,7 +351,6 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ("--moments -1", "moments"),
         ("--dtype int8", "dtype"),
         ("--device tpu9", "device"),
-        ("--encoding klingon", "encoding"),
         ("--packaged poems", "packaged"),
         ("--config nowhere.yaml", "nowhere.yaml"),
         ("--workers 0", "workers"),
@@ -383,8 +382,8 @@ def test_settings_that_make_no_sense(
         ("empty.txt", b"", "empty.txt"),
         ("blank.txt", b" \n\t\n", "text"),
         ("binary.txt", bytes(range(256)) * 40, "binary.txt"),
-        ("wide.txt", "wide letters ".encode("utf-16") * 50, "utf-16"),
-        ("latin.txt", "caf\xe9 na\xefve ".encode("latin-1") * 50, "encoding"),
+        ("wide.txt", "wide letters ".encode("utf-16") * 50, "UTF-8"),
+        ("latin.txt", "caf\xe9 na\xefve ".encode("latin-1") * 50, "convert it to UTF-8"),
     ],
 )
 def test_texts_that_cannot_be_read(

@@ -169,7 +169,7 @@ def test_first_line_from_what_was_measured(tmp_path: Path) -> None:
     }
     content = content_of(store_run(tmp_path / "run", ProbeLike(), tables))
     assert content["lines"][0] == (
-        f"model: known-model; text: prose.txt; tokens: 4,000 in windows of 512; heads: 1 of"
+        "model: known-model; text: prose.txt; tokens: 4,000 in windows of 512; heads: 1 of"
         " 1, 1 layer; keys a query sees: 100; queries a head: 7"
     )
 

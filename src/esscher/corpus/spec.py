@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from esscher.runs.spec import Plain
 
@@ -23,7 +23,6 @@ class CorpusSpec(Plain):
     packaged: Literal["prose", "code", "legal", "bible"] | None = Field(
         default=None, description="text that needs no file: prose, code, legal or bible"
     )
-    encoding: str = Field(default="utf-8", description="encoding of text files")
     limit: PositiveInt | None = Field(default=None, description="documents at most")
     max_tokens: PositiveInt | None = Field(default=None, description="tokens of text at most")
     documents: Literal["joined", "separate"] = Field(
@@ -40,17 +39,6 @@ class CorpusSpec(Plain):
         if isinstance(fields, dict) and not any(fields.get(name) for name in sources):
             return {**fields, "packaged": "prose"}
         return fields
-
-    @field_validator("encoding")
-    @classmethod
-    def _known(cls, encoding: str) -> str:
-        try:
-            "".encode(encoding)
-        except (LookupError, ValueError) as cause:
-            raise ValueError(
-                f"expected a text encoding such as utf-8, utf-16 or cp1252, got {encoding!r}"
-            ) from cause
-        return encoding
 
     @model_validator(mode="after")
     def _one_source(self) -> CorpusSpec:

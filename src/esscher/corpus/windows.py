@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -76,7 +77,7 @@ def make_windows(spec: CorpusSpec, tokenizer: Any, length: int) -> Windows:
             ) from cause
         return ids
 
-    before, after = _around(tokenizer, encode) if spec.special else ([], [])
+    before, after = _around(tokenizer) if spec.special else ([], [])
     if length <= len(before) + len(after):
         raise ValueError(
             f"length: expected more than the {len(before) + len(after)} special tokens of a window,"
@@ -145,20 +146,14 @@ def _is_text(tokenizer: Any) -> npt.NDArray[np.bool_]:
     return found
 
 
-def _around(tokenizer: Any, encode: Encode) -> tuple[list[int], list[int]]:
+def _around(tokenizer: Any) -> tuple[list[int], list[int]]:
     """Ids the model expects before and after a text, read off a short one."""
-    for sample in ("a", "the", "0", *list(tokenizer.get_vocab())[:64]):
-        try:
-            (bare,) = encode([sample])
-        except ValueError:
-            continue  # a vocabulary of whole words may know no other
-        full: list[int] = tokenizer(sample, truncation=False, padding=False, verbose=False)[
-            "input_ids"
-        ]
-        size = len(bare)
-        places = [i for i in range(len(full) - size + 1) if full[i : i + size] == bare]
-        if bare and len(places) == 1:
-            return full[: places[0]], full[places[0] + size :]
+    for sample in ("a", *list(tokenizer.get_vocab())[:64]):  # of whole words, it may know no other
+        with contextlib.suppress(Exception):
+            made = tokenizer(sample, return_special_tokens_mask=True, verbose=False)
+            places = [i for i, special in enumerate(made["special_tokens_mask"]) if not special]
+            if places:
+                return made["input_ids"][: places[0]], made["input_ids"][places[-1] + 1 :]
     raise ValueError(
         "tokenizer: its special tokens around a text could not be found; use special=False"
     )
