@@ -219,7 +219,7 @@ def test_bad_places(atlas: Run, tmp_path: Path) -> None:
 
 def test_partial_tables_of_an_unfinished_run(tmp_path: Path) -> None:
     """A run without final tables is read from its shards."""
-    from esscher.runs.store import Store
+    from esscher.runs.store import Store, write_durable
     from esscher.runs.tables import as_tables, encode_shard
 
     run = store_run(tmp_path / "run", ProbeLike(), {}, status="running", units=3)
@@ -227,7 +227,7 @@ def test_partial_tables_of_an_unfinished_run(tmp_path: Path) -> None:
     row = {"layer": 1, "head": 0, "status": "ok", "reason": "", "beta_fit": 0.4}
     tables = declare(as_tables({"heads": [row], "curves": [curve]}), declared(ProbeLike()))
     header = {**run.manifest.header, "index": 1, "unit": {"unit": 1}}
-    Store(run.path).write_shard(1, encode_shard(tables, header))
+    write_durable(Store(run.path).shard_path(1), encode_shard(tables, header))
     content = content_of(load_run(run.path))
     assert content["rows"]["layer"] == [1]
     assert content["errors"]["l2"] == "exact, keys drawn with replacement"

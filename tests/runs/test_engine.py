@@ -32,8 +32,9 @@ from esscher.runs import (
     terminal,
 )
 from esscher.runs.executors import compute_remotely
-from esscher.runs.run import versions
+from esscher.runs.run import LOCK, versions
 from esscher.runs.spec import digest
+from esscher.runs.store import is_held
 from tests.runs.job import SummarySpec, WalkSpec
 
 
@@ -79,8 +80,10 @@ def test_a_run_holds_its_results_and_where_they_come_from(tmp_path: Path) -> Non
     assert {"python", "numpy", "torch", "pyarrow", "esscher"} <= set(
         manifest["starts"][0]["versions"]
     )
-    assert [manifest[k] for k in ("seed", "device", "dtype", "threads")] == [3, "cpu", "float64", 1]
+    names = ("seed", "device", "dtype", "threads")
+    assert [manifest["spec"][name] for name in names] == [3, "cpu", "float64", 1]
     assert sorted(path.name for path in run.path.iterdir()) == [
+        ".lock",
         "ends.parquet",
         "manifest.json",
         "points.parquet",
@@ -95,10 +98,11 @@ def test_what_is_finished_is_not_done_again(
     spec = WalkSpec(memory=str(memory))
     path = execute(spec, tmp_path / "run").path
     assert tries(memory) == list(range(6))
-    before = {file: os.stat(file).st_mtime_ns for file in path.rglob("*") if file.is_file()}
+    files = [file for file in path.rglob("*") if file.is_file() and file.name != LOCK]
+    before = {file: os.stat(file).st_mtime_ns for file in files}
     resume(path)
     execute(spec, path)
-    assert {file: os.stat(file).st_mtime_ns for file in path.rglob("*") if file.is_file()} == before
+    assert {file: os.stat(file).st_mtime_ns for file in files} == before
     for index in (1, 4):
         (path / "shards" / f"{index:06d}.parquet").unlink()
     assert same_tables(resume(path))
@@ -392,7 +396,7 @@ def test_final_tables_that_cannot_be_made(tmp_path: Path) -> None:
     run = load_run(tmp_path / "run")
     assert (run.status, run.progress.done) == ("failed", 3)
     assert "ZeroDivisionError: no mean of nothing" in warnings_of(run)
-    assert not (run.path / "lock").exists()
+    assert not is_held(run.path / LOCK)
 
 
 def test_a_worker_elsewhere_with_other_versions_is_refused() -> None:

@@ -133,7 +133,11 @@ def test_ctrl_c_stops_cleanly(
         f" {path}"
     )
     assert load_run(path).manifest.status == "incomplete"
-    assert sorted(file.name for file in path.iterdir()) == ["manifest.json", "shards"]
+    assert sorted(file.name for file in path.iterdir()) == [
+        ".lock",
+        "manifest.json",
+        "shards",
+    ]
     assert same_tables(resume(path))
 
 

@@ -54,7 +54,7 @@ from esscher.runs.spec import (
     spec_of,
     units_of,
 )
-from esscher.runs.store import PAGE, Shards, Store, held
+from esscher.runs.store import PAGE, Shards, Store, held, write_durable
 from esscher.runs.tables import as_tables
 
 TRIES = 3  # of a unit that fails
@@ -197,11 +197,8 @@ class _Writer:
         pending = set(range(len(self.units)))
         for index in self.store.indices(len(self.units)):
             path = self.store.shard_path(index)
-            own = {"spec_hash": self.spec.hash, "hashes": self.hashes, "unit": self.units[index]}
             try:
-                header = self.store.read_shard_header(index)
-                if any(header[name] != value for name, value in own.items()):
-                    raise Damaged(f"{path}: damaged: belongs to another unit or run")
+                self.store.read_shard(index, self.spec.hash)
             except Damaged as cause:
                 path.unlink()
                 self.notes.append(f"{cause}; its unit is computed again")
@@ -262,7 +259,7 @@ class _Writer:
             index, unit, reason = outcome.index, self.units[outcome.index], outcome.reason
             failed[index] += reason is not None
             if reason is None:
-                self.store.write_shard(index, outcome.data)
+                write_durable(self.store.shard_path(index), outcome.data)
                 tracker.end(index)
             elif failed[index] < TRIES:
                 tracker.again(index)
@@ -294,12 +291,8 @@ class _Writer:
             versions=versions(),
             commit=commit(),
         )
-        before, changes = self.previous, dict[str, Any](notes=tuple(self.notes))
-        if before is not None:
-            notes = (*before.notes, *self.notes)
-            changes = {"started": before.started, "starts": (*before.starts, start), "notes": notes}
-        manifest = Manifest.begin(self.spec, self.units, self.hashes, start)
-        self.manifest = manifest.model_copy(update=changes)
+        given = self.spec, self.units, self.hashes, start
+        self.manifest = Manifest.begin(*given, before=self.previous, notes=self.notes)
         self.manifest.write(self.store)
 
     def _stop(self, status: Status, stopped: str) -> None:

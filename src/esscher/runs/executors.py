@@ -114,15 +114,15 @@ def _threads(threads: int) -> Iterator[None]:
     numpy's BLAS and numba read theirs from the environment when they are imported; local workers
     are started with it.
     """
-    torch = sys.modules.get("torch")
-    before = torch.get_num_threads() if torch else threads
-    if torch and before != threads:
-        torch.set_num_threads(threads)
+    if (torch := sys.modules.get("torch")) is None:
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
     try:
         yield
     finally:
-        if torch and before != threads:
-            torch.set_num_threads(before)
+        torch.set_num_threads(before)
 
 
 def compute_here(work: Work, todo: Todo, tracker: Tracker) -> Outcomes:

@@ -15,7 +15,7 @@ import platform
 import socket
 import subprocess
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from esscher.runs.columns import Column
 
 MANIFEST = "manifest.json"
-LOCK = "lock"
+LOCK = ".lock"
 VERDICTS = "reproduce.json"  # in a folder of runs that test claims
 Status = Literal["running", "complete", "incomplete", "failed"]
 EXPORTS = ("csv", "json")  # of exported tables
@@ -82,10 +82,6 @@ class Manifest(Plain):
     spec_hash: str
     hashes: dict[str, str]  # of what the result depends on beside the spec: model, corpus
     units: int
-    seed: int
-    device: str
-    dtype: str
-    threads: int
     status: Status
     started: str
     ended: str | None = None
@@ -98,17 +94,26 @@ class Manifest(Plain):
 
     @classmethod
     def begin(
-        cls, spec: RunSpec, units: list[Unit], hashes: dict[str, str], start: Start
+        cls,
+        spec: RunSpec,
+        units: list[Unit],
+        hashes: dict[str, str],
+        start: Start,
+        *,
+        before: Manifest | None = None,
+        notes: Sequence[str] = (),
     ) -> Manifest:
+        """The manifest of one more start of the run; ``before``: as the last one left it."""
         return cls(
-            **spec.model_dump(include={"job", "seed", "device", "dtype", "threads"}),
+            job=spec.job,
             spec=spec.as_dict(),
             spec_hash=spec.hash,
             hashes=hashes,
             units=len(units),
             status="running",
-            started=start.started,
-            starts=(start,),
+            started=before.started if before else start.started,
+            starts=(*(before.starts if before else ()), start),
+            notes=(*(before.notes if before else ()), *notes),
         )
 
     @property
@@ -185,18 +190,15 @@ def machine() -> dict[str, Any]:
 @functools.cache
 def commit() -> str | None:
     """The commit of this source, with -dirty if changed since; None outside a repository."""
-    # a virtual environment may lie in another repository, which does not keep this file
-    known = ["ls-files", "--error-unmatch", Path(__file__).name]
-    described, answer = ["describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"], ""
+    folder = Path(__file__).parents[3]
+    if not (folder / ".git").exists():  # installed, maybe inside of another repository
+        return None
+    command = ["git", "-C", str(folder), "describe", "--always", "--abbrev=40", "--dirty"]
+    command.append("--exclude=*")
     try:
-        for arguments in (known, described):
-            command = ["git", "-C", str(Path(__file__).parent), *arguments]
-            answer = subprocess.check_output(
-                command, stderr=subprocess.DEVNULL, text=True, timeout=10
-            )
+        return subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True).strip()
     except (OSError, subprocess.SubprocessError):
         return None
-    return answer.strip() or None
 
 
 # ---- A stored run.
@@ -256,10 +258,10 @@ class Run:
 
     def arrow(self, name: str) -> pa.Table:
         """A final table as Arrow, its checksum verified."""
-        if name not in self.tables and self.tables:
-            raise ValueError(f"{self.path}: no table {name!r}; there are: {', '.join(self.tables)}")
         if name not in self.tables:
-            progress = self.progress
+            progress, known = self.progress, ", ".join(self.tables)
+            if known:
+                raise ValueError(f"{self.path}: no table {name!r}; there are: {known}")
             raise ValueError(
                 f"{self.path}: no tables yet, {progress.done} of {progress.total} units are done"
                 f" ({self.status}); {resume_command(self.path)} completes it, and"
@@ -376,8 +378,7 @@ def refuse_foreign(path: Path) -> None:
         raise StoreError(f"{path}: cannot be written: no permission to write in {there}")
     if path.is_dir() and not (path / MANIFEST).exists():
         names = sorted(entry.name for entry in path.iterdir() if not entry.name.startswith("."))
-        other = [name for name in names if name not in (LOCK, "shards")]
-        if other or Store(path).count():
+        if names not in ([], ["shards"]) or Store(path).count():
             raise RunError(
                 f"{path}: holds {names[0]!r} and no run; choose an empty folder or a new one"
             )

@@ -77,7 +77,7 @@ def sync_folder(folder: Path) -> None:
 
 
 # ---- One writer per run: a lock file that names its holder, locked by flock, which the kernel
-# drops when the holder dies.
+# drops when the holder dies. The file stays, empty, so that nobody locks one that is gone.
 
 
 def holder_of(path: Path) -> tuple[int, str] | None:
@@ -104,44 +104,29 @@ def held(path: Path) -> Iterator[None]:
     A dead holder has no flock, and its file is taken over. A file that names another host is
     refused, since flock may not reach there.
     """
-    descriptor = _take(path)
-    try:
+    here, remedy = socket.gethostname(), None
+    with contextlib.ExitStack() as stack:
         with disk_errors(path):
-            os.ftruncate(descriptor, 0)
-            name = json.dumps({"pid": os.getpid(), "host": socket.gethostname()})
-            os.pwrite(descriptor, name.encode(), 0)
-        yield
-    finally:
-        # Removed while still locked: a process that opened the old file sees that its name is gone
-        # and starts over.
-        with contextlib.suppress(OSError):
-            path.unlink()
-        os.close(descriptor)
-
-
-def _take(path: Path) -> int:
-    """A descriptor of the lock file, which is ours now."""
-    while True:
-        with contextlib.ExitStack() as stack, disk_errors(path):
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-            stack.callback(os.close, descriptor)
-            remedy = None
+            file = stack.enter_context(open(path, "ab", buffering=0))
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 remedy = "wait for it or stop it first; if there is none,"
-            pid, host = holder_of(path) or ("?", socket.gethostname())
-            if host != socket.gethostname():
+            pid, host = holder_of(path) or ("?", here)
+            if host != here:
                 remedy = "whether it lives cannot be seen from here; if it is gone,"
             if remedy is not None:
                 raise RunLocked(
                     f"{path.parent}: process {pid} on host {host} is writing this run; {remedy}"
                     f" remove {path}"
                 )
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(descriptor), os.stat(path)):
-                    stack.pop_all()
-                    return descriptor
+            file.truncate(0)
+            file.write(json.dumps({"pid": os.getpid(), "host": here}).encode())
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                file.truncate(0)
 
 
 # ---- Shards and final tables.
@@ -180,16 +165,6 @@ class Store:
         """How many units have a shard."""
         return len(self.indices(units))
 
-    def write_shard(self, index: int, data: bytes) -> None:
-        write_durable(self.shard_path(index), data)
-
-    def read_shard_header(self, index: int) -> dict[str, Any]:
-        """The header of a shard whose checksum holds."""
-        from esscher.runs.tables import read_header
-
-        path = self.shard_path(index)
-        return read_header(_bytes(path), str(path))
-
     def read_shard(self, index: int, spec_hash: str) -> Shard:
         """What a unit produced; Damaged where the shard is another unit's, or of another spec."""
         from esscher.runs.tables import Shard, decode_shard
@@ -197,10 +172,7 @@ class Store:
         path = self.shard_path(index)
         header, tables = decode_shard(_bytes(path), str(path))
         if (header["index"], header["spec_hash"]) != (index, spec_hash):
-            raise Damaged(
-                f"{path}: belongs to another unit or run; {resume_command(self.path)} computes its"
-                " unit again"
-            )
+            raise Damaged(f"{path}: damaged: belongs to another unit or run")
         return Shard(index, header["unit"], tables)
 
     def write_table(self, name: str, table: pa.Table, header: Mapping[str, Any]) -> str:

@@ -137,24 +137,18 @@ def encode_table(table: pa.Table, header: Mapping[str, Any]) -> bytes:
 
 
 def decode_table(data: bytes, origin: str) -> tuple[dict[str, Any], pa.Table]:
-    """Header and table of a file whose checksum holds."""
-    header = read_header(data, origin)
-    table = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
-    return header, table.replace_schema_metadata(None)
-
-
-def read_header(data: bytes, origin: str) -> dict[str, Any]:
-    """The header of a file; Damaged where its checksum does not hold."""
+    """Header and table of a file; Damaged where its checksum does not hold."""
     view, place = memoryview(data), data.rfind(_MARK) + len(_MARK)
     blank = hashlib.sha256(view[:place])
     blank.update(_BLANK)
     blank.update(view[place + 64 :])
     if blank.hexdigest() != checksum_of(data):
         raise Damaged(f"{origin}: damaged: its content does not match its checksum")
-    metadata = pq.read_metadata(pa.BufferReader(data)).metadata
+    file = pq.ParquetFile(pa.BufferReader(data))
+    metadata = file.metadata.metadata
     check_schema(int(metadata[b"esscher.schema"]), origin)
     header: dict[str, Any] = json.loads(metadata[b"esscher.header"])
-    return header
+    return header, file.read(use_threads=False).replace_schema_metadata(None)
 
 
 def checksum_of(data: bytes) -> str:
