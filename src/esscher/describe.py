@@ -175,7 +175,7 @@ def estimate_cost(loaded: Loaded, asked: ProbeSpec = DEFAULT, packed: bool = Fal
     laid_out = min(tokens, PARTS * asked.part)
     shape = (max(1, laid_out // length), min(length, laid_out))
     text, none = np.ones(shape, dtype=bool), np.zeros(shape, dtype=bool)
-    windows = Windows(np.zeros(shape, dtype=np.int32), text, none, none, 1, "", "")
+    windows = Windows(np.zeros(shape, dtype=np.int32), text, none, none, 1, "")
     session = session_on(asked, loaded, windows)
     check_asked(session)
     operations, square = count_operations(session, tokens), torch.ones(SIDE, SIDE)

@@ -323,7 +323,7 @@ def test_layers_are_chosen_and_later_ones_are_not_computed() -> None:
         assert [captured.layer for captured in caught(model, inputs, layers=[2, 0])] == [0, 2]
         assert ran == [0, 1, 2]
         ran.clear()
-        assert [captured.layer for captured in caught(model, inputs, last_layer=1)] == [0, 1]
+        assert [captured.layer for captured in caught(model, inputs, layers=[1])] == [1]
         assert ran == [0, 1]
     finally:
         for hook in hooks:
@@ -338,7 +338,7 @@ def test_forward_gives_the_output_unless_it_was_ended_early() -> None:
         family.tokens,
         32,
     )
-    assert forward(model, inputs, lambda captured: None, last_layer=0) is None
+    assert forward(model, inputs, lambda captured: None, layers=[0]) is None
 
 
 def test_a_sink_may_stop() -> None:

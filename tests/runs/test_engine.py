@@ -297,9 +297,7 @@ def test_a_callback_sees_every_unit(tmp_path: Path) -> None:
     seen: list[Progress] = []
     execute(WalkSpec(seconds=0.01), tmp_path / "run", progress=seen.append)
     assert [progress.done for progress in seen] == [0, 1, 2, 3, 4, 5, 6, 6]
-    assert all(
-        progress.total == 6 and progress.memory and progress.memory > 2**20 for progress in seen
-    )
+    assert all(progress.total == 6 for progress in seen)
     assert all(progress.rate and 0 < progress.rate < 100 for progress in seen[1:])
     assert seen[3].seconds_left == pytest.approx((6 - 3) / seen[3].rate)
     assert [progress.ended for progress in seen] == [False] * 7 + [True]
@@ -345,10 +343,9 @@ def test_plain_lines_where_there_is_no_terminal(tmp_path: Path) -> None:
     with pytest.raises(RunIncomplete):
         execute(WalkSpec(raising=(2,)), tmp_path / "run", progress=terminal(stream, every=1e9))
     first, failure, last = stream.getvalue().splitlines()
-    assert first.startswith("0/6 units, ")
+    assert first == "0/6 units"
     assert "unit 2 {'walk': 2} failed 3 times" in failure
     assert last.startswith("5/6 units, 1 failed, ")
-    assert last.endswith(" MB")
     assert Progress(1, 9, rate=0.5, seconds_left=3723.0).line() == "1/9 units, 0.5/s, 1:02:03 left"
 
 

@@ -20,7 +20,6 @@ from esscher.compress.price import Price, price, smallest_share
 from esscher.compress.prompt import Prompt, Settings
 from esscher.compress.refit import chosen
 from esscher.compress.spec import REFIT
-from esscher.hf.cache import cache_bytes, kept_cache, use_kept
 from esscher.hf.capture import refusal
 from esscher.hf.loading import positions
 from esscher.hf.maps import head_projections
@@ -92,6 +91,8 @@ def compress(
     settings = Settings(observe, sinks, recent, replay, seed=seed)
     found = choose_keys(model, ids, keep, kl, rule, split, tokenizer, settings)
     held = found.prompt.held
+    from esscher.hf.cache import cache_bytes, kept_cache, use_kept  # imports transformers
+
     cache = kept_cache(held.cache, found.choice.kept, found.choice.values)
     full = sum(int(found.prompt.held_by(place).sum()) for place in found.prompt.contexts)
     keys = sum(int(rows.sum()) for rows in found.choice.kept.values())

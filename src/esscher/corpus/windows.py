@@ -25,8 +25,7 @@ class Windows:
     """W windows of T token ids; each position is either text, special or padding.
 
     ``ids`` (W, T) int32; ``text``, ``special``, ``padding`` (W, T) bool; ``documents`` that gave
-    tokens; ``text_sha256`` of the text as UTF-8, a zero byte before each document; ``sha256`` of
-    ids, masks and that.
+    tokens; ``sha256`` of ids, masks and text.
     """
 
     ids: npt.NDArray[np.int32]
@@ -34,7 +33,6 @@ class Windows:
     special: npt.NDArray[np.bool_]
     padding: npt.NDArray[np.bool_]
     documents: int
-    text_sha256: str
     sha256: str
 
     def __len__(self) -> int:
@@ -98,12 +96,11 @@ def make_windows(spec: CorpusSpec, tokenizer: Any, length: int) -> Windows:
     )
     stretches = rows if spec.documents == "separate" else [np.concatenate(rows)]
     made, text_mask, special = _laid_out(stretches, is_text, before, after, length, int(padding))
-    text_sha256 = text_hash.hexdigest()
-    sha256 = hashlib.sha256(f"{made.shape} {text_sha256}".encode())
+    sha256 = hashlib.sha256(f"{made.shape} {text_hash.hexdigest()}".encode())
     masks = text_mask, special, ~(text_mask | special)
     for part in (made.astype("<i4", copy=False), *masks):
         sha256.update(np.ascontiguousarray(part).data)
-    return Windows(made, *masks, len(rows), text_sha256, sha256.hexdigest())
+    return Windows(made, *masks, len(rows), sha256.hexdigest())
 
 
 def _laid_out(

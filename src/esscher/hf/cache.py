@@ -8,8 +8,6 @@ at the positions of the kept keys, so that causality, padding and sliding window
 
 from __future__ import annotations
 
-import functools
-import importlib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -17,9 +15,10 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.cache_utils import Cache, DynamicLayer
 
 from esscher.hf.call import AttentionCall, call_of, model_mask
-from esscher.hf.checkpoint import transformers
 
 NAME = "esscher_kept"
 ROOM = 64  # later tokens that a buffer is grown by, at least
@@ -36,15 +35,14 @@ def kept_cache(
     all. ``values``: other values for the keys (refitted ones). The old cache is not changed. Models
     read the new one with the attention implementation ``esscher_kept`` (:func:`use_kept`).
     """
-    package = transformers()
-    layers = []
+    layers: list[Any] = []
     for number, old in enumerate(cache.layers):
         choice = kept.get(number)
         if choice is None:
             choice = torch.ones(old.keys.shape[1:3], dtype=torch.bool)
         value = old.values if values is None or number not in values else values[number][None]
-        layers.append(_layer_class()(old.keys, value.to(old.values.dtype), choice))
-    return package.Cache(layers=layers)
+        layers.append(KeptLayer(old.keys, value.to(old.values.dtype), choice))
+    return Cache(layers=layers)
 
 
 def cache_bytes(cache: Any) -> int:
@@ -58,114 +56,103 @@ def cache_bytes(cache: Any) -> int:
 
 def use_kept(model: Any) -> None:
     """Let a model read kept caches; with any other cache it computes what it always did."""
-    package = transformers()
-    package.AttentionInterface.register(NAME, _attention)
-    package.AttentionMaskInterface.register(NAME, model_mask)
+    AttentionInterface.register(NAME, _attention)
+    AttentionMaskInterface.register(NAME, model_mask)
     model.set_attn_implementation(NAME)
 
 
-@functools.cache
-def _layer_class() -> type:
-    """DynamicLayer with kept keys; made when transformers is there."""
-    base: Any = importlib.import_module("transformers.cache_utils").DynamicLayer
+class KeptLayer(DynamicLayer):  # type: ignore[no-untyped-call]
+    """``positions``: for each key-value head, where its kept keys stood in the prompt.
 
-    class KeptLayer(base):  # type: ignore[misc]
-        """``positions``: for each key-value head, where its kept keys stood in the prompt.
+    ``buffers``: for each head its keys and values, (batch, room, width): the kept ones, then
+    ``later`` tokens that came after the compression, then room for more.
+    """
 
-        ``buffers``: for each head its keys and values, (batch, room, width): the kept ones, then
-        ``later`` tokens that came after the compression, then room for more.
-        """
+    def __init__(self, keys: Tensor, values: Tensor, kept: Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.prompt, self.later = kept.shape[1], 0
+        self.positions = [row.nonzero()[:, 0] for row in kept.to(keys.device)]
+        self.buffers = [
+            (keys[:, kv, at], values[:, kv, at]) for kv, at in enumerate(self.positions)
+        ]
+        self.dtype, self.device = keys.dtype, keys.device
+        self.is_initialized = True
 
-        def __init__(self, keys: Tensor, values: Tensor, kept: Tensor) -> None:
-            super().__init__()
-            self.prompt, self.later = kept.shape[1], 0
-            self.positions = [row.nonzero()[:, 0] for row in kept.to(keys.device)]
-            self.buffers = [
-                (keys[:, kv, at], values[:, kv, at]) for kv, at in enumerate(self.positions)
-            ]
-            self.dtype, self.device = keys.dtype, keys.device
-            self.is_initialized = True
+    def held(self) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of each head, (batch, n, width), without the room behind them."""
+        ends = [len(at) + self.later for at in self.positions]
+        return [(k[:, :n], v[:, :n]) for (k, v), n in zip(self.buffers, ends, strict=True)]
 
-        def held(self) -> list[tuple[Tensor, Tensor]]:
-            """Keys and values of each head, (batch, n, width), without the room behind them."""
-            ends = [len(at) + self.later for at in self.positions]
-            return [(k[:, :n], v[:, :n]) for (k, v), n in zip(self.buffers, ends, strict=True)]
-
-        def update(
-            self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-        ) -> tuple[Tensor, Tensor]:
-            new = key_states.shape[2]
-            for kv, at in enumerate(self.positions):
-                start = len(at) + self.later
-                if start + new > self.buffers[kv][0].shape[1]:
-                    more = new + max(ROOM, self.later)
-                    self.buffers[kv] = tuple(  # type: ignore[assignment]
-                        torch.nn.functional.pad(x[:, :start], (0, 0, 0, more))
-                        for x in self.buffers[kv]
-                    )
-                for buffer, states in zip(
-                    self.buffers[kv], (key_states, value_states), strict=True
-                ):
-                    buffer[:, start : start + new] = states[:, kv].detach()
-            self.later += new
-            return KeptKeys(self, key_states), value_states
-
-        def attend(self, call: AttentionCall) -> Tensor:
-            """(batch, heads, m, width): the output of a call, each head on the keys it holds."""
-            hides = call.allowed
-            if hides is not None and bool(hides.all()):
-                hides = None
-            later = torch.arange(self.prompt, self.prompt + self.later, device=self.device)
-            outputs = []
-            for kv, (keys, values) in enumerate(self.held()):
-                own = slice(kv * call.shared, (kv + 1) * call.shared)
-                mask, bias = None, None
-                if hides is not None or call.bias is not None:
-                    places = torch.cat([self.positions[kv], later])
-                    if hides is not None:
-                        mask = _of_heads(hides, own)[..., places]
-                    if call.bias is not None:
-                        bias = _of_heads(call.bias, own)[..., places]
-                one = replace(
-                    call,
-                    query=call.query[:, own],
-                    key=keys[:, None],
-                    value=values[:, None],
-                    mask=mask,
-                    causal=False,
-                    bias=bias,
-                    sinks=None if call.sinks is None else call.sinks[own],
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        new = key_states.shape[2]
+        for kv, at in enumerate(self.positions):
+            start = len(at) + self.later
+            if start + new > self.buffers[kv][0].shape[1]:
+                more = new + max(ROOM, self.later)
+                self.buffers[kv] = tuple(  # type: ignore[assignment]
+                    torch.nn.functional.pad(x[:, :start], (0, 0, 0, more)) for x in self.buffers[kv]
                 )
-                outputs.append(one.output())
-            return torch.cat(outputs, 1)
+            for buffer, states in zip(self.buffers[kv], (key_states, value_states), strict=True):
+                buffer[:, start : start + new] = states[:, kv].detach()
+        self.later += new
+        return KeptKeys(self, key_states), value_states
 
-        def get_seq_length(self) -> int:
-            return self.prompt + self.later
+    def attend(self, call: AttentionCall) -> Tensor:
+        """(batch, heads, m, width): the output of a call, each head on the keys it holds."""
+        hides = call.allowed
+        if hides is not None and bool(hides.all()):
+            hides = None
+        later = torch.arange(self.prompt, self.prompt + self.later, device=self.device)
+        outputs = []
+        for kv, (keys, values) in enumerate(self.held()):
+            own = slice(kv * call.shared, (kv + 1) * call.shared)
+            mask, bias = None, None
+            if hides is not None or call.bias is not None:
+                places = torch.cat([self.positions[kv], later])
+                if hides is not None:
+                    mask = _of_heads(hides, own)[..., places]
+                if call.bias is not None:
+                    bias = _of_heads(call.bias, own)[..., places]
+            one = replace(
+                call,
+                query=call.query[:, own],
+                key=keys[:, None],
+                value=values[:, None],
+                mask=mask,
+                causal=False,
+                bias=bias,
+                sinks=None if call.sinks is None else call.sinks[own],
+            )
+            outputs.append(one.output())
+        return torch.cat(outputs, 1)
 
-        def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-            if query_length == 0:
-                raise ValueError(
-                    f"input_ids: the cache holds {self.get_seq_length()} tokens, and no more were"
-                    " given; give ids that begin with the prompt and go on"
-                )
-            return self.get_seq_length() + query_length, 0
+    def get_seq_length(self) -> int:
+        return self.prompt + self.later
 
-        def crop(self, *_: Any) -> None:
-            raise ValueError("crop: no token of a kept cache can be removed; make a new one")
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        if query_length == 0:
+            raise ValueError(
+                f"input_ids: the cache holds {self.get_seq_length()} tokens, and no more were"
+                " given; give ids that begin with the prompt and go on"
+            )
+        return self.get_seq_length() + query_length, 0
 
-        def _of_batch(self, change: Any) -> None:
-            self.buffers = [(change(keys), change(values)) for keys, values in self.buffers]
+    def crop(self, *_: Any) -> None:
+        raise ValueError("crop: no token of a kept cache can be removed; make a new one")
 
-        def reorder_cache(self, beam_idx: Tensor) -> None:
-            self._of_batch(lambda x: x.index_select(0, beam_idx.to(x.device)))
+    def _of_batch(self, change: Any) -> None:
+        self.buffers = [(change(keys), change(values)) for keys, values in self.buffers]
 
-        def batch_repeat_interleave(self, repeats: int) -> None:
-            self._of_batch(lambda x: x.repeat_interleave(repeats, dim=0))
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self._of_batch(lambda x: x.index_select(0, beam_idx.to(x.device)))
 
-        def reset(self) -> None:
-            raise ValueError("reset: a kept cache belongs to its prompt; make a new one")
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self._of_batch(lambda x: x.repeat_interleave(repeats, dim=0))
 
-    return KeptLayer
+    def reset(self) -> None:
+        raise ValueError("reset: a kept cache belongs to its prompt; make a new one")
 
 
 def _of_heads(rows: Tensor, own: slice) -> Tensor:

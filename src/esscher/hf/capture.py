@@ -242,19 +242,16 @@ def forward(
     sink: Sink,
     *,
     layers: Iterable[int] | None = None,
-    last_layer: int | None = None,
     hidden: bool = False,
 ) -> Any:
     """One forward pass under capture, without gradients; what the model returned, or None when it
     was ended early.
 
-    The pass ends right after the sink has seen ``last_layer`` (the largest of ``layers`` when only
-    these are given): that layer's attention and everything behind it are not computed.
+    The pass ends right after the sink has seen the largest of ``layers``: that layer's attention
+    and everything behind it are not computed.
     """
     with torch.no_grad(), capture(model, sink, layers=layers, hidden=hidden) as session:
-        session.last = last_layer
-        if last_layer is None and session.layers:
-            session.last = max(session.layers)
+        session.last = max(session.layers) if session.layers else None
         return model(**inputs, **accepted(model, use_cache=False))
     return None
 

@@ -9,7 +9,6 @@ attention the tests compare with the same model in safetensors.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import math
 from pathlib import Path
@@ -33,12 +32,6 @@ class GgufHeader(NamedTuple):
 
 def read_header(path: Path) -> GgufHeader:
     """The header of a whole file; a damaged one is a ValueError of one line."""
-    found = path.stat()
-    return _read_header(path, (found.st_ino, found.st_size, found.st_mtime_ns))
-
-
-@functools.lru_cache(maxsize=1)  # a second for a large vocabulary
-def _read_header(path: Path, _version: tuple[int, ...]) -> GgufHeader:
     library = gguf()
     is_list = library.GGUFValueType.ARRAY
 

@@ -125,7 +125,7 @@ def output_slopes(
 
 @dataclass(frozen=True)
 class FisherMetric:
-    """The metric F of every head, by layer (heads, width, width), from ``positions`` positions.
+    """The metric F of every head, by layer (heads, width, width).
 
     ``stderr``: by layer and head the standard error of trace F over the draws, relative to it; NaN
     for one draw.
@@ -133,8 +133,6 @@ class FisherMetric:
 
     of_layer: dict[int, Float[Tensor, "heads width width"]]
     stderr: dict[int, Float[Tensor, " heads"]]
-    positions: int
-    draws: int
 
     def nats(self, layer: int, error: Float[Tensor, "heads m width"]) -> Float[Tensor, "heads m"]:
         """1/2 e' F e: what an error of each head's output costs, in nats per token."""
@@ -154,4 +152,4 @@ def fisher_metric(draws: Sequence[Gradients]) -> FisherMetric:
         spread = traces.std(0) if len(own) > 1 else torch.full_like(traces[0], torch.nan)
         tiny = torch.finfo(traces.dtype).tiny
         stderr[layer] = spread / len(own) ** 0.5 / traces.mean(0).clamp_min(tiny)
-    return FisherMetric(found, stderr, positions, len(draws))
+    return FisherMetric(found, stderr)

@@ -168,10 +168,17 @@ class Prefilled:
     @contextlib.contextmanager
     def repeated(self, batch: int) -> Iterator[None]:
         """Inside, the cache serves so many continuations side by side; it is not copied."""
+        with self._restored():
+            for layer in self.cache.layers:
+                pair = layer.keys, layer.values
+                layer.keys, layer.values = (x.expand(batch, -1, -1, -1) for x in pair)
+            yield
+
+    @contextlib.contextmanager
+    def _restored(self) -> Iterator[None]:
+        """The cache is afterwards as it was."""
         before = [(layer.keys, layer.values) for layer in self.cache.layers]
         try:
-            for layer, (keys, values) in zip(self.cache.layers, before, strict=True):
-                layer.keys, layer.values = (x.expand(batch, -1, -1, -1) for x in (keys, values))
             yield
         finally:
             for layer, (keys, values) in zip(self.cache.layers, before, strict=True):
@@ -192,23 +199,18 @@ class Prefilled:
         those of the last token alone are computed, where the model can. ``watch``: what else
         :func:`intervene` takes.
         """
-        before = [(layer.keys, layer.values) for layer in self.cache.layers]
-        done = False
-        try:
-            with intervene(self.model, decide, **watch):
-                result = self.model(
-                    input_ids=ids,
-                    past_key_values=self.cache,
-                    use_cache=True,
-                    **({} if logits else accepted(self.model, logits_to_keep=1)),
-                )
-            done = extend
-            return result
-        finally:
-            if done:
-                before = [(x.keys.detach(), x.values.detach()) for x in self.cache.layers]
-            for layer, (keys, values) in zip(self.cache.layers, before, strict=True):
+        with self._restored(), intervene(self.model, decide, **watch):
+            result = self.model(
+                input_ids=ids,
+                past_key_values=self.cache,
+                use_cache=True,
+                **({} if logits else accepted(self.model, logits_to_keep=1)),
+            )
+            after = [(layer.keys.detach(), layer.values.detach()) for layer in self.cache.layers]
+        if extend:
+            for layer, (keys, values) in zip(self.cache.layers, after, strict=True):
                 layer.keys, layer.values = keys, values
+        return result
 
 
 def prefill(model: Any, ids: Int[Tensor, "batch tokens"], sink: Sink | None = None) -> Prefilled:

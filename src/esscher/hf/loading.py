@@ -67,7 +67,6 @@ class Loaded:
     model: Any
     tokenizer: Any | None
     name: str
-    revision: str | None
     max_positions: int | None
     layers: int
     heads: int
@@ -139,7 +138,6 @@ def load_model(
         model,
         tokenizer,
         name=source.shown,
-        revision=revision,
         sha256=digest,
         tokenizer_error=reason,
     )
@@ -165,7 +163,7 @@ def outline_model(
     model = encoder_of(skeleton(config, source.shown, _reader(source, config, with_head)))
     model.set_experts_implementation("batched_mm")  # others choose experts by their numbers
     tokenizer, reason = _tokenizer(source, revision)
-    known = {"name": source.shown, "revision": revision, "tokenizer_error": reason}
+    known = {"name": source.shown, "tokenizer_error": reason}
     for masked in (False, True):  # without a mask some models look for packed sequences
         try:
             return _look(model, tokenizer, masked=masked, sha256="", **known)
@@ -187,7 +185,7 @@ def wrap_model(model: Any, tokenizer: Any = None, *, name: str | None = None) ->
         digest.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     shown = name or getattr(model.config, "_name_or_path", "") or type(model).__name__
-    return _look(model, tokenizer, name=shown, revision=None, sha256=digest.hexdigest())
+    return _look(model, tokenizer, name=shown, sha256=digest.hexdigest())
 
 
 def encoder_of(model: Any) -> Any:

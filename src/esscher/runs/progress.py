@@ -1,13 +1,9 @@
-"""How far a run is and what it uses of the machine: a snapshot for callbacks, a bar on a terminal,
-plain lines elsewhere.
-"""
+"""How far a run is: a snapshot for callbacks, a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import multiprocessing
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -23,15 +19,6 @@ from esscher.runs.errors import one_line
 _log = logging.getLogger("esscher.runs")
 
 
-def memory_of() -> int:
-    """Resident memory now, in bytes, of this process and of those that it started."""
-    total = 0
-    for pid in (os.getpid(), *(child.pid for child in multiprocessing.active_children())):
-        with contextlib.suppress(psutil.Error):
-            total += psutil.Process(pid).memory_info().rss
-    return total
-
-
 def cores() -> int:
     """Number of cores this process may use."""
     if hasattr(psutil.Process, "cpu_affinity"):  # macOS binds no process to cores
@@ -41,14 +28,13 @@ def cores() -> int:
 
 @dataclass(frozen=True)
 class Progress:
-    """Units done and to do, rate and time left since this start, memory of all local processes."""
+    """Units done and to do, rate and time left since this start."""
 
     done: int
     total: int
     failed: int = 0
     rate: float | None = None  # units per second
     seconds_left: float | None = None
-    memory: int | None = None  # bytes
     message: str | None = None  # what happened, in words
     ended: bool = False
     under_way: float = 0.0  # sum of the shares done of units under way
@@ -64,8 +50,6 @@ class Progress:
             parts.append(f"{self.rate:.3g}/s")
         if self.seconds_left is not None and not self.ended:
             parts.append(f"{timedelta(seconds=round(self.seconds_left))} left")
-        if self.memory is not None:
-            parts.append(f"{self.memory / 2**20:.0f} MB")
         return ", ".join(parts)
 
 
@@ -127,7 +111,6 @@ class Tracker:
                 self.failed,
                 rate=units / elapsed if units else None,
                 seconds_left=(self._left - part) * elapsed / work if work else None,
-                memory=memory_of(),
                 message=message,
                 ended=ended,
                 under_way=under_way,
