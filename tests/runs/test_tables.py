@@ -1,6 +1,4 @@
-"""Stored bytes: the same tables give the same file, any changed byte is noticed, other schemas are
-refused.
-"""
+"""Stored bytes: the same tables give the same file, and any changed byte is noticed."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from esscher.runs import Damaged, RunError, Shard, concatenate, tables
+from esscher.runs import Damaged, Shard, concatenate
 from esscher.runs.tables import (
     as_table,
     as_tables,
@@ -81,7 +79,6 @@ def test_any_tool_reads_them() -> None:
     file = pa.BufferReader(encode_table(example()["heads"], HEADER))
     assert pq.read_table(file).column("n").to_pylist() == [1, 2, 3]
     assert json.loads(pq.read_metadata(file).metadata[b"esscher.header"]) == HEADER
-    assert pq.read_metadata(file).metadata[b"esscher.schema"] == b"1"
 
 
 @pytest.mark.parametrize(
@@ -126,16 +123,6 @@ def test_page_checksums_alone_would_miss_flipped_bits() -> None:
             )
             missed.append(place)
     assert min(missed) < footer < max(missed)
-
-
-@pytest.mark.parametrize("schema", [0, 2])
-def test_another_schema_is_refused_by_name(schema: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "SCHEMA", schema)
-    data = encode_shard(example(), HEADER)
-    monkeypatch.undo()
-    with pytest.raises(RunError, match=f"000003.parquet: written in schema {schema}") as refused:
-        decode_shard(data, "000003.parquet")
-    assert not isinstance(refused.value, Damaged)
 
 
 def test_a_tensor_is_a_column() -> None:

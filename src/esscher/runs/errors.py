@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from esscher.runs.run import Run
 
-SCHEMA = 1  # version of the stored files, raised when their meaning changes
 NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")  # of a table
 
 
@@ -65,15 +64,6 @@ class RunInterrupted(KeyboardInterrupt):
 def resume_command(path: Path) -> str:
     """The shell command that continues a run."""
     return f"esscher resume {shlex.quote(str(path))}"
-
-
-def check_schema(schema: Any, origin: str) -> None:
-    """Refuse files in another version of the format; schema 1 is the first."""
-    if schema != SCHEMA:
-        raise RunError(
-            f"{origin}: written in schema {schema} by another esscher; this one reads schema"
-            f" {SCHEMA}, so use the version that wrote it"
-        )
 
 
 def field_lines(cause: ValidationError, most: int | None = None) -> str:

@@ -24,11 +24,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, ValidationError
 
 from esscher.runs.errors import (
-    SCHEMA,
     Damaged,
     RunError,
     StoreError,
-    check_schema,
     field_lines,
     one_line,
     plain,
@@ -44,6 +42,7 @@ if TYPE_CHECKING:
     from esscher.runs.columns import Column
 
 MANIFEST = "manifest.json"
+SCHEMA = 1  # version of the stored files, raised when their meaning changes
 LOCK = ".lock"
 VERDICTS = "reproduce.json"  # in a folder of runs that test claims
 Status = Literal["running", "complete", "incomplete", "failed"]
@@ -142,7 +141,11 @@ def read_manifest(path: Path) -> Manifest:
         raise RunError(f"{path}: not a run directory: it has no {MANIFEST}")
     try:
         content = read_json(file)
-        check_schema(content.get("schema_version"), str(file))
+        if (schema := content.get("schema_version")) != SCHEMA:
+            raise RunError(
+                f"{file}: written in schema {schema} by another esscher; this one reads schema"
+                f" {SCHEMA}, so use the version that wrote it"
+            )
         manifest = Manifest.model_validate(content)
     except ValueError as cause:
         short = str(cause).splitlines()[0]

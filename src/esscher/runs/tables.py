@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from esscher.runs.errors import NAME, SCHEMA, Damaged, check_schema
+from esscher.runs.errors import NAME, Damaged
 from esscher.runs.spec import Unit, canonical_json
 
 _NOTHING = "_"
@@ -122,7 +122,6 @@ def decode_shard(data: bytes, origin: str) -> tuple[dict[str, Any], dict[str, pa
 def encode_table(table: pa.Table, header: Mapping[str, Any]) -> bytes:
     """A table as a Parquet file whose checksum was taken with zeros in its own place."""
     metadata = {
-        "esscher.schema": str(SCHEMA),
         "esscher.header": canonical_json(dict(header)),
         "esscher.checksum": (_MARK + _BLANK).decode(),
     }
@@ -145,9 +144,7 @@ def decode_table(data: bytes, origin: str) -> tuple[dict[str, Any], pa.Table]:
     if blank.hexdigest() != checksum_of(data):
         raise Damaged(f"{origin}: damaged: its content does not match its checksum")
     file = pq.ParquetFile(pa.BufferReader(data))
-    metadata = file.metadata.metadata
-    check_schema(int(metadata[b"esscher.schema"]), origin)
-    header: dict[str, Any] = json.loads(metadata[b"esscher.header"])
+    header: dict[str, Any] = json.loads(file.metadata.metadata[b"esscher.header"])
     return header, file.read(use_threads=False).replace_schema_metadata(None)
 
 
