@@ -70,14 +70,12 @@ def execute(
     opened: Any = None,
 ) -> Run:
     """Do every unit of a spec (an object, a mapping, or a YAML file) and store the tables in the
-    folder ``out``.
+    folder ``out``; a folder that holds part of this very run is completed.
 
     ``opened``: what the job's ``open`` made of this spec, where that is done already. ``workers``
-    local processes (1: this process), or a Dask cluster: "tcp://host:port". The tables are the
-    same, bit for bit. ``progress`` is called with a Progress after each unit. A unit that fails
-    three times is recorded, and RunIncomplete is raised once the others are done. Ctrl-C raises
-    RunInterrupted. A folder that holds part of this very run is completed; one that holds another
-    is refused.
+    local processes (1: this process), or a Dask cluster: "tcp://host:port". ``progress`` is called
+    with a Progress after each unit. RunIncomplete is raised where a unit failed three times,
+    RunInterrupted by Ctrl-C.
     """
     given = spec if isinstance(spec, RunSpec) else read_spec(spec)
     job = find_job(given.job)

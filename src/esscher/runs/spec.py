@@ -122,19 +122,14 @@ def _concatenate(context: Any, shards: Sequence[Shard]) -> Mapping[str, Any]:
 class Job:
     """A spec class and the functions that run it.
 
-    ``open`` makes the context of a run from its spec, once in each process that computes units: by
-    default the spec itself, else an object with the spec in its field ``spec``, such as a loaded
-    model and its text. It may fill in what the spec of a new run leaves open. ``check`` refuses a
-    spec before that, in the process that starts the run.
-
-    The others get the context. ``units`` lists the pieces of work as plain dicts; the same spec
-    gives the same list. ``compute`` does one and returns tables by name (Arrow, pandas, a mapping
-    of columns, or a list of rows); it depends on context and unit alone. ``consolidate`` makes the
-    final tables from the shards in the order of units; the default concatenates rows. ``hashes``
-    names what else decides the result (a model's files, a corpus); it is compared on resuming.
-    ``cost`` weighs a unit against the others for the estimate of the time left. ``columns``
-    describes the columns by table (:class:`~esscher.runs.Column`), from the spec alone. The module
-    should import what computes at its top: threads are set before a unit begins.
+    ``check`` refuses a spec in the process that starts the run. ``open`` makes its context, once in
+    each process: the spec itself, or an object with the spec in its field ``spec``, which may fill
+    in what was left open. The others get the context. ``units`` lists the pieces of work, the same
+    for the same spec. ``compute`` does one and returns tables by name. ``consolidate`` makes the
+    final tables; the default concatenates rows. ``hashes`` names what else decides the result;
+    it is compared on resuming. ``cost`` weighs a unit for the time left. ``columns`` describes the
+    columns by table, from the spec alone. The module imports what computes at its top: threads are
+    set before a unit begins.
     """
 
     name: str

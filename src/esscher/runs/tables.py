@@ -2,9 +2,7 @@
 in its metadata.
 
 The same tables give the same bytes, whatever the time, the host and the order of arrival; only the
-version of pyarrow enters. Parquet's own page checksums do not cover the footer and the headers of
-pages: a flipped bit in 955 of the 3254 bytes of a small shard goes unnoticed with them, with a
-checksum of the whole file none does.
+version of pyarrow enters. Parquet's own page checksums leave out the footer and the pages' headers.
 """
 
 from __future__ import annotations
