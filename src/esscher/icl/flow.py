@@ -36,9 +36,8 @@ def start_limit(d: int, norm: float, *, printed: bool = False) -> float:
 
     R(start) - R(0) = alpha^4 tr(Sigma G Sigma G Sigma)/2 - alpha^2 tr(Sigma G Sigma) < 0 for
     alpha^2 ||Sigma|| < 2, since ||G|| <= |G|_F = 1; Zhang et al. (2024) have alpha^2 sqrt(d)
-    ||Sigma|| < 2. Derived here for W = I. Printed, [S] Theorem 5.2: ||Sigma|| for its root. That is
-    not dimensionless: with Sigma = s I the start is scaled right by s^{-1/2}, and for ||Sigma|| < 1
-    the range is too wide.
+    ||Sigma|| < 2. Derived here for W = I. Printed, [S] Theorem 5.2: ||Sigma|| for its root, which
+    is not dimensionless and too wide for ||Sigma|| < 1.
     """
     if printed:
         return math.sqrt(2.0) / (math.sqrt(math.sqrt(d)) * norm)
@@ -46,12 +45,7 @@ def start_limit(d: int, norm: float, *, printed: bool = False) -> float:
 
 
 def alpha_limit(task: LinearTask) -> float:
-    """sqrt(2) / (d^{1/4} max(||Sigma||, ||Sigma||^{1/2})): Theorem 5.2 of [S] is for 0 < alpha
-    below it.
-
-    The paper has ||Sigma|| alone, which is not dimensionless and too wide for ||Sigma|| < 1
-    (``start_limit``); this is the smaller of the two.
-    """
+    """The smaller of the two limits of alpha: Theorem 5.2 of [S] is for 0 < alpha below it."""
     norm = float(torch.linalg.matrix_norm(task.sigma, ord=2))
     return min(start_limit(task.dim, norm, printed=True), start_limit(task.dim, norm))
 

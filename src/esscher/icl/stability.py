@@ -23,8 +23,7 @@ from esscher.icl.tasks import LinearTask
 from esscher.intervals import Interval, share_interval
 
 ABOVE = 0.05  # share above the end of the flow from which on a model has not arrived
-LATE = 0.25  # of the records, at the end: whether the error still falls there
-FALLING = 0.01  # share by which it falls there
+FALLING = 0.01  # share by which the error of a model still falls at the end of its training
 RTOL, ATOL = 1e-4, 1e-6  # of the solver; ten times finer changes an error at t = 1000 by 1e-5
 # of tasks and queries: two are exact for the fourth degree; more change the excess by 1e-4
 SHELLS = (2, 4)
@@ -61,8 +60,8 @@ def judged(task: LinearTask, final: pd.DataFrame, curve: pd.DataFrame) -> pd.Dat
 
 def _still_falls(path: pd.DataFrame) -> bool:
     """Of the last quarter of the records, the later half against the earlier one."""
-    late = path.tail(max(2, math.ceil(LATE * len(path))))
-    early, end = late.head(len(late) // 2), late.tail(len(late) // 2)
+    half = max(1, math.ceil(len(path) / 4) // 2)
+    early, end = path.iloc[-2 * half : -half], path.tail(half)
     before, after = early["mse"].mean(), end["mse"].mean()
     noise = math.hypot(*(np.sqrt((part["stderr"] ** 2).sum()) / len(part) for part in (early, end)))
     return bool(before - after > max(2 * noise, FALLING * before))
@@ -111,15 +110,12 @@ def backtracking(distance: pd.DataFrame) -> pd.DataFrame:
     d|, median over starts; 0 where it is monotone.
     """
     rows = []
-    for (covariance, length), own in distance.groupby(["covariance", "length"], sort=False):
-        shares = []
-        for _, flow in own[own["weights2"] > 0].groupby("seed"):
-            steps = np.diff(np.log(flow["weights2"].to_numpy()))
-            shares.append(1.0 - abs(steps.sum()) / np.abs(steps).sum())
-        rows.append(
-            {"covariance": covariance, "length": length, "undone": float(np.median(shares))}
-        )
-    return pd.DataFrame(rows)
+    apart = distance[distance["weights2"] > 0]
+    for place, flow in apart.groupby(["covariance", "length", "seed"], sort=False):
+        steps = np.diff(np.log(flow["weights2"].to_numpy()))
+        rows.append([*place[:2], 1.0 - abs(steps.sum()) / np.abs(steps).sum()])
+    found = pd.DataFrame(rows, columns=["covariance", "length", "undone"])
+    return found.groupby(["covariance", "length"], sort=False, as_index=False).median()
 
 
 def verdict(flows: pd.DataFrame) -> pd.DataFrame:
