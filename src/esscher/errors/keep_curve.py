@@ -89,10 +89,6 @@ class KeepErrors:
             kept=kept,
         )
 
-    def share(self, share: float) -> QueryErrors:
-        """Every key is kept with one probability."""
-        return self._by_key(self._and_others(self.asked.visible.double() * share), None, False)
-
     def _by_chance(
         self, rule: Rule, counts: Sequence[int | None], nats: bool
     ) -> tuple[QueryErrors, Tensor]:
