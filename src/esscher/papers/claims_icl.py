@@ -187,36 +187,35 @@ def query_inside(tables: Tables, same: float) -> Decision:
 # ---- 23 to 25: where gradient flow ends
 
 
-def random_start(dim: int, rank: int, rng: np.random.Generator) -> tuple[LinearTask, Block, float]:
+def random_start(dim: int, rank: int, rng: np.random.Generator) -> tuple[LinearTask, Block]:
     """A task as (11) of [S], w ~ N(0, I) without noise, covariance of a given rank; a start of
-    Assumption 5.1; its alpha.
+    Assumption 5.1.
     """
     axes = np.linalg.qr(rng.standard_normal((dim, dim)))[0][:, :rank]
     sigma = (axes * rng.uniform(0.5, 2.0, rank)) @ axes.T
     task = LinearTask(sigma, np.eye(dim), 0.0)
     alpha = float(rng.uniform(0.2, 0.8)) * alpha_limit(task)
-    return task, start_block(task, alpha, rng.standard_normal((dim, dim))), alpha
+    return task, start_block(task, alpha, rng.standard_normal((dim, dim)))
 
 
 def measure_ends(
     dim: int, rank: int, length: int | None, kind: str, cases: int, rng: np.random.Generator
 ) -> Rows:
-    """The distance of the end of the flow to the printed limit (``flow_limit``; W = I, no noise),
-    and the risk left, for random tasks and starts; ``length`` None for infinite prompts, on which
-    softmax and linear are alike.
+    """The distance of the end of the flow to the printed limit (``flow_limit``; W = I, no noise)
+    for random tasks and starts; ``length`` None for infinite prompts, on which softmax and linear
+    are alike.
     """
     L = math.inf if length is None else float(length)
     rows = []
     for case in range(cases):
-        task, start, alpha = random_start(dim, rank, rng)
+        task, start = random_start(dim, rank, rng)
         flow = gradient_flow(task, start, L, kind, flow_times(1e5, 30))
         limit = flatten(flow_limit(task, start, L))
         size = np.linalg.norm(limit)
         distance = np.linalg.norm(flow.states[-1] - limit) / size
         moved = np.linalg.norm(flow.states[-1] - flatten(start)) / size
-        setting = {"dim": dim, "rank": rank, "length": L, "case": case, "alpha": alpha}
-        found = {"distance": distance, "moved": moved, "risk": flow.risks[-1]}
-        rows.append({"what": "ends", **setting, **found})
+        setting = {"dim": dim, "rank": rank, "length": L, "case": case}
+        rows.append({"what": "ends", **setting, "distance": distance, "moved": moved})
     return rows
 
 
@@ -228,7 +227,7 @@ def measure_risks(
     """
     rows = []
     for case in range(cases):
-        task, start, _ = random_start(dim, rank, rng)
+        task, start = random_start(dim, rank, rng)
         place = {"what": "risks", "dim": dim, "rank": rank, "case": case}
         zero = 0.5 * float(torch.trace(task.sigma))
         for length in lengths:
