@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -132,6 +133,11 @@ def test_a_rule_of_each_query_says_that_the_cache_holds_all(
         ),
         (["--rule", "heavy", "--total", "1601"], "total: expected between 8"),
         (["--rule", "heavy", "--epsilon", "1"], "between 0 and 1"),
+        (["--kvpress", "x.npy"], "--kvpress: give the rule, one of random, sinks:4+recent"),
+        (["--rule", "topk", "--kvpress", "x.npy"], "topk chooses keys for each query"),
+        (["--rule", "heavy", "--kvpress", "."], "it exists already; give another name"),
+        (["--kvpress", "x.npy", "--total", "200"], "leave --epsilon, --total and --kl out"),
+        (["--rule", "heavy", "--kl", "0.1", "--kvpress", "x.npy"], "--kl out"),
     ],
 )
 def test_bad_input(
@@ -228,3 +234,43 @@ def test_a_model_whose_heads_share_keys(tmp_path: Path, capsys: pytest.CaptureFi
         (layer, kv) for layer in range(about["layers"]) for kv in range(about["kv_heads"])
     ]
     assert all(row["heads"] == about["heads"] // about["kv_heads"] for row in found["caches"])
+
+
+# ---- the array of kvpress
+
+
+def test_the_array_of_kvpress(
+    probed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Row i drops (i + 1) % of all keys, and each row is the best split of that many."""
+    file = tmp_path / "new" / "heavy.npy"
+    asked = ["budget", str(probed), "--rule", "heavy", "--kvpress", str(file)]
+    assert run(asked, capsys) == (0, "", f"{file}\n")
+    found = np.load(file, allow_pickle=False)
+    assert found.shape == (99, 2, 2)
+    np.testing.assert_allclose(found.mean((1, 2)), np.arange(1, 100) / 100, atol=1e-3)
+    whole = json.loads(
+        run(["budget", str(probed), "--rule", "heavy", "--total", "800", "--json"], capsys)[1]
+    )
+    kept = [row["keys"] / row["n_keys"] for row in whole["caches"]]
+    np.testing.assert_allclose(1 - found[49].flatten(), kept, atol=1e-6)
+
+
+@pytest.mark.parametrize("rule", ["neyman:shared", "sinks:4+random:reweight", "strided:8+heavy"])
+def test_rules_that_no_press_can_follow_are_refused(
+    rule: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A press drops keys once, and those it keeps have no weights."""
+    path = frontier_run(tmp_path / "run", table=frontier({rule: 0.5})).path
+    code, out, err = run(["budget", str(path), "--rule", rule, "--kvpress", "x.npy"], capsys)
+    assert (code, out) == (2, "")
+    assert f"--kvpress: {rule} chooses keys for each query or gives them weights" in err
+
+
+def test_a_run_of_some_layers_has_no_array(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = frontier_run(tmp_path / "run", layers=30).path
+    code, out, err = run(["budget", str(path), "--rule", "heavy", "--kvpress", "x.npy"], capsys)
+    assert (code, out) == (2, "")
+    assert "expected 2 key-value heads of 30 layers, got 4 in all" in err

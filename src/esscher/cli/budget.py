@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from esscher.cli.options import All, Json, path_argument, switch
-from esscher.cli.output import close, print_json, show
+from esscher.cli.options import All, Json, path_argument, path_option, switch
+from esscher.cli.output import close, log, print_json, show
 from esscher.probe.spec import ALLOWED
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ EPSILON = (
     f"Relative error of a head's output to allow (default: {ALLOWED:g} where there is no loss)."
 )
 TOTAL = "Keys to split between all key-value heads."
+KVPRESS = "New .npy file for kvpress: the best split at every share to drop."
 KL = "Predicted loss to allow, in nats per token (default: 0.05 in a language model)."
 
 
@@ -29,6 +31,7 @@ def budget(
     epsilon: Annotated[float | None, switch("--epsilon", EPSILON)] = None,
     total: Annotated[int | None, switch("--total", TOTAL)] = None,
     kl: Annotated[float | None, switch("--kl", KL)] = None,
+    kvpress: Annotated[Path | None, path_option("--kvpress", KVPRESS)] = None,
     everything: All = False,
     as_json: Json = False,
 ) -> None:
@@ -46,13 +49,29 @@ def budget(
 
     Example: esscher budget runs/mine --kl 0.05
     """
+    import numpy as np
+
     from esscher.probe import budget as budgets
     from esscher.report.words import cache_answer
     from esscher.runs import load_run
+    from esscher.runs.store import write_durable
 
     if (epsilon, total, kl) != (None, None, None):
+        if kvpress is not None:
+            raise ValueError(
+                "--kvpress: it holds a split for every share to drop; leave --epsilon, --total and"
+                " --kl out"
+            )
         budgets.as_asked(epsilon, total, kl)  # a mistake is told before anything is read
     stored = load_run(run)
+    if kvpress is not None:
+        if kvpress.exists():
+            raise ValueError(f"{kvpress}: it exists already; give another name")
+        data = io.BytesIO()
+        np.save(data, budgets.prune_ratios(stored, rule), allow_pickle=False)
+        kvpress.parent.mkdir(parents=True, exist_ok=True)
+        write_durable(kvpress, data.getvalue())
+        return log(str(kvpress))
     found = budgets.budget(stored, rule, epsilon=epsilon, total=total, kl=kl)
     asked, about = found.asked, stored.table("about").iloc[0]
     tables = {"caches": found.caches, "totals": found.totals}

@@ -18,6 +18,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from esscher.errors.budget import Counts, Sharing, log_rms, tokens_needed
@@ -25,8 +26,8 @@ from esscher.errors.curve import ErrorCurve, Floats
 from esscher.hf.gradients import SECOND_ORDER
 from esscher.inputs import as_count, as_positive
 from esscher.intervals import mean_interval
-from esscher.keep import parse
-from esscher.keep.rule import WHERE
+from esscher.keep import Strided, parse
+from esscher.keep.rule import WHERE, Chance
 from esscher.probe.session import measured_part
 from esscher.probe.spec import ALLOWED, FLOOR, SHARES
 from esscher.runs import Run, load_run
@@ -488,3 +489,41 @@ def _fewest(sharing: Sharing, target: float) -> dict[str, Counts]:
     uniform = sharing.fewest(target, sharing.uniform)
     best = sharing.fewest(target, sharing.steepest_first)
     return {UNIFORM: sharing.uniform(uniform), BEST: sharing.best(best)}
+
+
+# ---- kvpress
+
+
+def prune_ratios(run: Run, rule: str | None) -> npt.NDArray[np.float32]:
+    """Shares to drop of each cache, (99, layers, kv_heads), as kvpress's press with a budget for
+    each head reads them: row i is the best split that drops (i + 1) % of the keys of all caches.
+
+    Below the smallest size that was measured every cache shrinks in proportion.
+    """
+    frontier, about = frontier_of(run), run.table("about").iloc[0]
+    names = list(dict.fromkeys(frontier["rule"]))
+    if rule is None and len(names) > 1:
+        raise ValueError(f"--kvpress: give the rule, one of {', '.join(names)}")
+    rule = find_rule(frontier, rule or names[0])
+    parts = parse(rule).parts
+    moves = per_query(rule) or any(isinstance(part, Strided) for part in parts)
+    if moves or any(isinstance(part, Chance) and part.reweight for part in parts):
+        raise ValueError(
+            f"--kvpress: {rule} chooses keys for each query or gives them weights; a press drops"
+            " keys once and has no weights; give another rule"
+        )
+    known = RuleCaches(frontier, rule)
+    layers, kv_heads = int(about["layers"]), int(about["kv_heads"])
+    if len(known.caches) < layers * kv_heads:
+        raise ValueError(
+            f"--kvpress: expected {kv_heads} key-value heads of {layers} layers, got"
+            f" {len(known.caches)} in all; probe all layers and heads"
+        )
+    least, most = known.sharing.least, known.sharing.most
+    found = []
+    for percent in range(1, 100):
+        total = round((100 - percent) / 100 * int(most.sum()))
+        few = total < least.sum()
+        kept = least * (total / least.sum()) if few else known.sharing.steepest_first(total)
+        found.append(1 - kept / most)
+    return np.array(found, dtype=np.float32).reshape(99, layers, kv_heads)
