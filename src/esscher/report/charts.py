@@ -80,7 +80,7 @@ def errors_chart(curves: Any, metric: str, over: str) -> Chart:
         label = f"{over} {value:g}" if over and value == value else str(kind)
         style = {"mode": "points" if sampled else "line", "unlisted": not sampled}
         shade = round(0.9 * int(point) / last, 3)
-        series.append(_series(label, part, "n", "rms", 0, shade=shade, **style))
+        series.append(series_of(label, part, "n", "rms", 0, shade=shade, **style))
     note = "Points: measured, with two standard errors. Lines: exact. Dark to light: the sweep."
     title, y = f"Error of {metric} against tokens", f"rms error ({metric})"
     return chart_of(title, "tokens n", y, series, note)
@@ -91,7 +91,7 @@ def exponents_chart(rates: Any, metric: str, columns: Mapping[str, Column]) -> d
     rates = rates[rates["exponent"].notna()].sort_values("horizon2")
     own = rates[[key for key in ("horizon2", "exponent", "low", "high") if key in rates]]
     series = (
-        [_series("measured", own, "horizon2", "exponent", 0, mode="points")] if len(own) else []
+        [series_of("measured", own, "horizon2", "exponent", 0, mode="points")] if len(own) else []
     )
     for line in theory_lines(columns):
         if rates[line["key"]].notna().any():
@@ -163,7 +163,7 @@ def _rule_lines(own: Any, x: str, y: str, ends: tuple[str, str] | None) -> list[
         names = dict(zip(ends or (), ("low", "high"), strict=False))
         drawn = part[[x, y, *names]].rename(columns=names)
         dash = "solid" if i < COLORS else "dashed"
-        found.append(_series(label, drawn, x, y, i, dash=dash))
+        found.append(series_of(label, drawn, x, y, i, dash=dash))
     return found
 
 
@@ -237,7 +237,7 @@ def icl_page(run: Run) -> dict[str, Any]:
     return charts_page(run, "In-context learning", line, charts, first=["final", "rates"])
 
 
-def _series(label: str, part: Any, x: str, y: str, color: int, **style: Any) -> dict[str, Any]:
+def series_of(label: str, part: Any, x: str, y: str, color: int, **style: Any) -> dict[str, Any]:
     """A line, or points, in the order of x; with two standard errors to both sides, or the columns
     low and high, where the table has them.
     """
@@ -257,7 +257,7 @@ def risk_chart(title: str, seeds: Any = None, flow: Any = None, y: str = ERROR) 
     for table, what, style in ((flow, ", gradient flow", {}), (seeds, trained, {"mode": "points"})):
         for model, part in () if table is None else table.groupby("model", sort=False):
             label = "Bayes on L tokens" if model == "bayes" else f"{model}{what}"
-            series.append(_series(label, part, "length", "mse", MODELS.get(model, 2), **style))
+            series.append(series_of(label, part, "length", "mse", MODELS.get(model, 2), **style))
     note = "" if seeds is None else "A point per seed, with two standard errors."
     return chart_of(title, PROMPT, y, series, note)
 
@@ -280,11 +280,11 @@ def training_chart(title: str, curve: Any, flow: Any = None) -> Chart:
             by_step = by_step.rename(columns={"min": "low", "max": "high"})
         color, dash = lengths.index(length), DASHES.get(model, "solid")
         label = f"{model}, L = {length}"
-        series.append(_series(label, by_step, "step", "mean", color, dash=dash))
+        series.append(series_of(label, by_step, "step", "mean", color, dash=dash))
         for end in () if flow is None else _where(flow, length=length, model=model)["mse"]:
             level = by_step.assign(mean=end)[["step", "mean"]]
             label = f"{model}, end of the flow"
-            series.append(_series(label, level, "step", "mean", color, dash="dotted"))
+            series.append(series_of(label, level, "step", "mean", color, dash="dotted"))
     return chart_of(title, "step", ERROR, series, "Means over seeds, with their range.")
 
 
@@ -296,7 +296,7 @@ def distance_chart(title: str, distance: Any) -> Chart:
     for color, (length, part) in enumerate(distance.groupby("length")):
         for seed, own in part[part["distance2"] > 0].groupby("seed"):
             label = f"L = {length}, seed {seed}"
-            series.append(_series(label, own, "step", "distance2", color))
+            series.append(series_of(label, own, "step", "distance2", color))
     return chart_of(title, "step", "squared distance", series, "A line per seed.")
 
 
@@ -315,14 +315,14 @@ def concentration_charts(curves: Any, rates: Any = None, bounds: Any = None) -> 
             exponent = fitted.get((covariance, against, metric), math.nan)
             told = f", exponent {exponent:.2f}" if math.isfinite(exponent) else ""
             label = shortened(f"{covariance}, {AGAINST.get(against, against)}{told}")
-            series.append(_series(label, part, "n", "rms", len(series), mode="points"))
+            series.append(series_of(label, part, "n", "rms", len(series), mode="points"))
         of = "gradient_U" if metric == "gradient" else metric
         for name, part in () if bounds is None else _where(bounds, metric=of).groupby("name"):
             if part["rms"].min() >= HEADROOM * own["rms"].max():
                 continue
             for covariance, line in part.groupby("covariance", sort=False):
                 label = f"{name} (proved), {covariance}"
-                series.append(_series(label, line, "n", "rms", len(series), dash="dotted"))
+                series.append(series_of(label, line, "n", "rms", len(series), dash="dotted"))
         title = f"Concentration: {metric.replace('_', ' ')}"
         charts.append(chart_of(title, PROMPT, "root mean square difference", series))
     return charts

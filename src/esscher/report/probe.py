@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from esscher.report import words
-from esscher.report.charts import chart_of
+from esscher.report.charts import chart_of, series_of
 from esscher.report.words import (
     columns_of,
     described_table,
@@ -154,15 +154,11 @@ def _losses(run: Run) -> dict[str, Any] | None:
     series = []
     for i, (rule, own) in enumerate(best.groupby("rule", sort=False)):
         where = text_of(own["where"].iloc[0]) if "where" in own else words.ANY_CACHE
-        series.append(
-            {
-                "label": f"{shortened(str(rule), 60)}{f' ({where})' * (where != words.ANY_CACHE)}",
-                "color": 7 if rule == words.FLOOR else i % 7,
-                "dash": "solid" if where == words.ANY_CACHE else "dashed",
-                "x": numbers(own["ratio"]),
-                "y": numbers(own["nats"]),
-            }
-        )
+        told = "" if where == words.ANY_CACHE else f" ({where})"
+        style = {"dash": "dashed" if told else "solid"}
+        place = 7 if rule == words.FLOOR else i % 7
+        label = f"{shortened(str(rule), 60)}{told}"
+        series.append(series_of(label, own[["ratio", "nats"]], "ratio", "nats", place, **style))
     note = (
         "Keys are split between heads for the least total loss (best split). Dashed: rules that"
         " need weights for kept keys, or all keys. Above 0.2 nats the true loss is larger."
