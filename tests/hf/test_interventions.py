@@ -12,6 +12,7 @@ import torch
 from esscher.hf.call import AttentionCall
 from esscher.hf.interventions import (
     Kept,
+    check_acted,
     intervene,
     prefill,
     rule_for_every_query,
@@ -243,3 +244,12 @@ def test_a_model_without_a_cache_is_refused() -> None:
         ValueError, match="keeps no cache of keys; let every query keep a few instead"
     ):
         prefill(model, inputs_of(family)["input_ids"])
+
+
+def test_dropped_keys_that_change_nothing_are_an_error() -> None:
+    """A hook that does nothing would read as a perfect rule: error 0, agreement 1."""
+    rows = torch.arange(6.0).view(2, 3)
+    check_acted(False, rows, rows)
+    check_acted(True, rows, rows + 1)
+    with pytest.raises(ValueError, match="did not change in one bit"):
+        check_acted(True, rows, rows.clone())

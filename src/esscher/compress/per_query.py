@@ -16,7 +16,7 @@ from esscher.compress.session import Source
 from esscher.compress.text import Cell, Horizons
 from esscher.hf.call import AttentionCall
 from esscher.hf.capture import accepted, forward
-from esscher.hf.interventions import Kept, intervene, rule_for_every_query
+from esscher.hf.interventions import Kept, check_acted, intervene, rule_for_every_query
 from esscher.keep.context import Context
 from esscher.keep.rule import Chance, Rule
 
@@ -86,7 +86,9 @@ class PerQueryText:
 
         with torch.no_grad(), intervene(model, own):
             result = model(input_ids=self.ids, **accepted(model, use_cache=False))
-        return sum(kept.values()) / self.queries, self._outcome(result)
+        outcome, left = self._outcome(result), sum(kept.values())
+        check_acted(left < sum(self.pairs.values()), self.full.rows, outcome.rows)
+        return left / self.queries, outcome
 
     def _outcome(self, result: Any) -> Outcome:
         task = self.source.task

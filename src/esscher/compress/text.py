@@ -22,7 +22,7 @@ from esscher.compress.session import Source
 from esscher.compress.spec import REFIT
 from esscher.hf.call import AttentionCall
 from esscher.hf.gradients import DRAWS, drawn_gradients
-from esscher.hf.interventions import Kept
+from esscher.hf.interventions import Kept, check_acted
 from esscher.keep.rule import Chance
 
 QUANTILE = 0.95
@@ -143,7 +143,9 @@ class Text:
         known = {"q95": worst, "kl_predicted": sum(row["nats"] for row in layers)}
         if self.gradients is not None:
             known["kl_cross"] = with_cross_terms(self.gradients, errors)
-        return choice, self.outcome(result, known), layers
+        kept = self.outcome(result, known)
+        check_acted(any(bool(x.any()) for x in errors.values()), self.full.rows, kept.rows)
+        return choice, kept, layers
 
     def behind(self, layer: int, rows: Tensor) -> Tensor:
         """(heads, D, d): what outputs of heads, or their errors, add to the residual stream."""

@@ -3,7 +3,7 @@ layer and head by head.
 
 The same attention interface as capture. What is kept is decided when a layer's attention is called
 (every query under a rule, its inputs made by layers that kept few keys themselves), or beforehand,
-from a prefill on all keys: a cache.
+from a prefill on all keys: a cache. Whether it acted is checked, not believed.
 """
 
 from __future__ import annotations
@@ -68,6 +68,15 @@ def intervene(
         reason = escaped(model, session.next_layer) if session.calls else None
     if reason is not None:
         raise ValueError(f"interventions: {reason}")
+
+
+def check_acted(dropped: bool, full: Tensor, kept: Tensor) -> None:
+    """Raise where keys were dropped and the output is still the full model's to the last bit."""
+    if dropped and torch.equal(full, kept):
+        raise ValueError(
+            "interventions: keys were dropped and the output did not change in one bit; the model"
+            " does not use what its attention returns"
+        )
 
 
 def with_kept(captured: AttentionCall, kept: Kept) -> AttentionCall:
