@@ -189,7 +189,9 @@ def parse_ladder(text: Any, name: str = "n") -> npt.NDArray[np.int64]:
             )
         first, last = (float(end) for end in ladder[:2])
         spaced = max(2, round(POINTS_PER_DECADE * math.log10(last / first)) + 1)
-        points = min(int(ladder[2]), MOST_POINTS + 1) if len(ladder) == 3 else spaced
+        points = int(ladder[2]) if len(ladder) == 3 else spaced
+        if points > MOST_POINTS:
+            raise ValueError(f"{name}: expected at most {MOST_POINTS} points, got {points}")
         ladder = np.unique(np.geomspace(first, last, points).round().astype(np.int64))
     if ladder.size > MOST_POINTS:
         raise ValueError(f"{name}: expected at most {MOST_POINTS} points, got {ladder.size}")
