@@ -92,8 +92,5 @@ def test_a_block_in_float32_has_the_risk_of_one_in_float64() -> None:
         assert float(risk(task, single, 10, kind)) == pytest.approx(
             float(risk(task, double, 10, kind)), rel=1e-6
         )
-        assert risk(task, single, 10, kind).variance == pytest.approx(
-            risk(task, double, 10, kind).variance, rel=1e-6
-        )
     mixed = Block(torch.eye(2, dtype=torch.float32), torch.tensor(1.0, dtype=torch.float64))
     assert np.isfinite(float(risk(task, mixed, 10, "softmax")))

@@ -45,7 +45,7 @@ def no_weights(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 PROBE = {
     "probe llama --text none.txt": "none.txt: cannot be read: No such file",
-    "probe llama --text binary.txt": "binary.txt: expected utf-8 text, got a",
+    "probe llama --text binary.txt": "binary.txt: expected UTF-8 text, got a",
     "probe llama --text empty": "expected a directory with text files",
     "probe llama --text text.txt --text none.txt": "none.txt: cannot be read",
     "probe llama --text short.txt": "nothing can be measured; give a longer text",
@@ -77,7 +77,6 @@ COMPRESS = {
     f"{DOWN} none.txt": "none.txt: cannot be read",
     f"{DOWN} short.txt": "texts: the text fills 0 windows of 80 tokens",
     f"{DOWN} text.txt --layers 7": "layers: llama has layers 0 to 1, got 7",
-    f"{DOWN} text.txt --heads 9": "heads: llama has heads 0 to 3, got 9",
     f"{DOWN} text.txt --window 999": "window: llama takes at most 128 positions",
     f"{DOWN} text.txt --texts 500": "texts: the text fills",
     f"{DOWN} text.txt --rules heavy:999+random": "expected at most 64, the number of keys",

@@ -78,7 +78,8 @@ LINES = [
             [0.3, 0.7], [es.Gaussian(0.3 * torch.eye(3).double(), [1.0, 0.0, 1.0]), es.Ball(3, 1.5)]
         ),
     ),
-    ("interval", lambda: es.Ball(1, 2.0)),
+    ("interval", lambda: es.Cube(1, 2.0)),
+    ("laplace", lambda: es.Laplace(1, 0.3)),
 ]
 
 
@@ -177,6 +178,8 @@ def mixtures() -> list[es.Measure]:
         for k in range(4)
     ]
     line = [
+        es.Laplace(1, 0.3),
+        es.Cube(1, 1.5),
         es.Rademacher(1, 0.7),
         es.Sphere(1, 0.4),
         es.Ball(1, 2.0),
@@ -387,7 +390,7 @@ def test_bad_input_is_refused(change: dict[str, object], word: str) -> None:
         es.Sphere(3),
         es.Ball(2),
         es.Mixture([1.0, 1.0], [es.Sphere(2), es.Sphere(2, 2.0)]),
-        es.Ball(1),
+        es.Cube(1),
     ],
 )
 def test_scores_too_wide_for_the_nodes_are_refused(law: es.Measure, size: float) -> None:

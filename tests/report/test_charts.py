@@ -51,6 +51,7 @@ def test_a_chart_as_svg(visit: Visit, atlas_page: Path, tmp_path: Path) -> None:
     hidden curves left out.
     """
     page = visit(atlas_page, "#L3H5", dark=True)
+    page.click(f"{ERROR} .legend button:last-child")
     file = saved(page, ERROR, "svg", tmp_path)
     assert file.name == "esscher-six-by-twelve-L3H5-Error_against_the_limit.svg"
     text = file.read_text("utf-8")
@@ -67,8 +68,8 @@ def test_a_chart_as_svg(visit: Visit, atlas_page: Path, tmp_path: Path) -> None:
         "10 % of the limit",
     ):
         assert part in words
-    assert "(kept)" not in words
-    assert "(kept)" in page.text(f"{ERROR} .legend")
+    assert "delta method" not in words
+    assert "delta method" in page.text(f"{ERROR} .legend")
     assert page.evaluate("document.documentElement.dataset.theme === undefined")
     opened = visit(file)  # the browser reads what it wrote
     assert opened.count("path") >= 7

@@ -13,11 +13,14 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from esscher.measures import line
 from esscher.measures.base import Measure, power
 from esscher.measures.fields import fields_of
+from esscher.measures.line import NEGLIGIBLE, Line, ladder, normalised, points
 from esscher.measures.matrices import as_size, isotropic
 from esscher.measures.pool import Pool
 from esscher.measures.radial import scaled_log, scaled_mean, spread
+from esscher.measures.rotational import Ball
 
 CORNERS = 12  # up to this dimension the law of signs is a pool of its corners
 
@@ -127,6 +130,11 @@ class Cube(_Bounded):
     def _moment_1d(self, order: int) -> float:
         return power(self.half_width, order) / (order + 1)
 
+    def along(self, theta: Float64[Tensor, " d"]) -> list[Line] | None:
+        """An interval is a ball of one dimension."""
+        ball = Ball(1, self.half_width, dtype=self.dtype, device=self.device)
+        return None if self.dim > 1 else ball.along(theta)
+
 
 class Rademacher(_Bounded):
     """Each coordinate is +scale or -scale with equal chance: k(x) = log cosh(scale x), tilted mean
@@ -183,6 +191,18 @@ class Laplace(Product):
 
     def _moment_1d(self, order: int) -> float:
         return math.factorial(order) * power(self.scale, order)
+
+    def along(self, theta: Float64[Tensor, " d"]) -> list[Line] | None:
+        """Token +-b e^z with weight exp(z - e^z) / 2: one dimension only, no spread."""
+        if self.dim > 1:
+            return None
+        size = self.scale * abs(float(theta))
+        top = math.log(2.5 * NEGLIGIBLE / (1.0 - size))
+        step = min(0.1, line.STEP / (size * math.exp(top)) if size > 0 else 1.0)
+        z = ladder(-NEGLIGIBLE, top, step).to(theta.device)
+        tokens = self.scale * torch.exp(z)
+        log_weights = normalised((z - torch.exp(z)).repeat(2))
+        return [points(theta, torch.cat([-tokens, tokens])[:, None], log_weights)]
 
 
 LaplaceFields = fields_of(Laplace)

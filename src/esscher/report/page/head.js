@@ -73,7 +73,7 @@ function errorChart(atlas, i, curves) {
       continue;
     }
     series.push({ label: style.label, color: style.color, dash: style.dash, thick: 2.2, x: curve.n, y: curve.rms });
-    if (curve.q95) series.push({ label: `95 % of queries stay below (${curve.metric === "l2" ? "replacement" : "kept"})`, color: style.color, dash: "dotted", thick: 1.4, hidden: curve.metric !== "l2", x: curve.n, y: curve.q95 });
+    if (curve.q95) series.push({ label: "95 % of queries stay below", color: style.color, dash: "dotted", thick: 1.4, x: curve.n, y: curve.q95 });
   }
   const endless = endlessErrors(atlas, i);
   if (endless) series.push(endless);
