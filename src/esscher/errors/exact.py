@@ -24,9 +24,13 @@ from esscher.errors.pool_curve import exact_pool_curve, pool_stderr
 from esscher.inputs import as_count, as_counts, as_tensor, finite_result
 from esscher.keep.rule import parse
 from esscher.measures.base import Measure
+from esscher.measures.rotational import Rotational
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
+
+CHEBYSHEV = 33  # tilts at which many queries' f1 and f2 are computed, then interpolated in between
+INTERPOLATED = 1e-10  # relative accuracy the interpolation must reach
 
 
 @torch.no_grad()
@@ -47,11 +51,11 @@ def exact_curve(
     root.
 
     Formula: esscher.errors.integral. Gaussian tokens: through ``gaussian_error``. Sphere, ball,
-    pools, small Rademacher cubes, and mixtures of these: one-dimensional quadrature along each
-    query's tilt. Any other law: exactly for a stated pool of ``pool_size`` tokens drawn from it
-    with ``seed``, and then ``kind`` is "pool". Per-query values are in ``.queries``; ``details``
-    adds each query's bias and, for Gaussian tokens, the second moment and the covariance of its
-    error.
+    pools, small Rademacher cubes, one-dimensional laws and mixtures of these: one-dimensional
+    quadrature along each query's tilt. Any other law: exactly for a stated pool of ``pool_size``
+    tokens drawn from it with ``seed``, and then ``kind`` is "pool". Per-query values are in
+    ``.queries``; ``details`` adds each query's bias and, for Gaussian tokens and those on the
+    sphere and in the ball, the second moment and the covariance of its error.
 
     ``queries`` may be a measure. Its law is integrated for Gaussian queries on Gaussian tokens,
     pools and small Rademacher cubes; of any other law, and where that integral would not be right
@@ -123,6 +127,9 @@ def _over_rows(
     if measure.is_gaussian:
         errors = _gaussian(head, measure, x, counts, details)
         origin = "exact, Gaussian tokens: f1 and f2 of the score's standard deviation"
+    elif isinstance(measure, Rotational):
+        errors = _rotational(head, measure, x, counts, details)
+        origin = f"exact, {law} tokens: quadrature over the cosine"
     elif pool is not None:
         tokens = pool.tokens.double()
         q, k, v = head.queries(x), head.keys(tokens), head.values(tokens)
@@ -146,9 +153,46 @@ def _over_rows(
     return ErrorCurve.from_queries(counts, errors, kind="exact", origin=origin)
 
 
+def _two_directions(
+    head: Head,
+    measure: Measure,
+    x: Tensor,
+    details: bool,
+    w: Tensor,
+    total: Tensor,
+    columns: tuple[Floats, ...],
+    accuracy: float,
+) -> QueryErrors:
+    """Errors with second moment f1 w w^T + f2 (M - w w^T) and bias b w: w (m, d_out) = value of the
+    unit step along the tilt, M (d_out, d_out) = ``total``.
+
+    Rotation-invariant laws and Gaussians (after whitening) know only the direction of the tilt and
+    what is across it. ``columns``: f1, f2, their derivatives in log n, b, E sum p^2, all (m, len
+    n).
+    """
+    step, matrix = w.cpu().numpy(), total.cpu().numpy()
+    f1, f2, df1_dlogn, df2_dlogn, b, sum_p2 = columns
+    along = (step**2).sum(-1)[:, None]
+    across = np.maximum(np.trace(matrix) - along, 0.0)
+    bias = second = None
+    if details:
+        bias = b[:, :, None] * step[:, None, :]
+        line = step[:, None, :, None] * step[:, None, None, :]
+        second = f1[:, :, None, None] * line + f2[:, :, None, None] * (matrix - line)
+    return QueryErrors(
+        mse=along * f1 + across * f2,
+        sum_p2=sum_p2,
+        limit=limit(head, measure)(x).cpu().numpy(),
+        delta=delta_trace(head, measure, x).cpu().numpy(),
+        bias=bias,
+        dmse_dlogn=along * df1_dlogn + across * df2_dlogn,
+        second_moment=second,
+        accuracy=accuracy,
+    )
+
+
 def _gaussian(head: Head, measure: Measure, x: Tensor, n: Counts, details: bool) -> QueryErrors:
-    """Second moment f1 w w^T + f2 (M - w w^T) with w = V L u, M = V Sigma V^T, f1 and f2 of
-    ``gaussian_error``; bias -f2 V Sigma theta (Stein).
+    """w = V L u, M = V Sigma V^T, f1 and f2 of ``gaussian_error``; bias -f2 V Sigma theta (Stein).
 
     L L^T = Sigma, u = L^T theta / s, s its length: so rounding is of the size of Sigma, also where
     it is singular along theta.
@@ -156,26 +200,72 @@ def _gaussian(head: Head, measure: Measure, x: Tensor, n: Counts, details: bool)
     white, root = head.tilt(x) @ measure.root, head.V.double() @ measure.root
     length = white.norm(dim=-1)
     s = length.cpu().numpy()[:, None]
-    f1, f2, df1_dlogn, df2_dlogn = gaussian_error_slopes(n[None, :], s)
-    w = (white / torch.where(length > 0, length, 1.0)[:, None] @ root.T).cpu().numpy()
-    total = (root @ root.T).cpu().numpy()
-    along = (w**2).sum(-1)[:, None]
-    across = np.maximum(np.trace(total) - along, 0.0)
-    bias = second = None
-    if details:
-        bias = (-f2 * s)[:, :, None] * w[:, None, :]
-        line = w[:, None, :, None] * w[:, None, None, :]
-        second = f1[:, :, None, None] * line + f2[:, :, None, None] * (total - line)
-    return QueryErrors(
-        mse=along * f1 + across * f2,
-        sum_p2=f2,
-        limit=limit(head, measure)(x).cpu().numpy(),
-        delta=delta_trace(head, measure, x).cpu().numpy(),
-        bias=bias,
-        dmse_dlogn=along * df1_dlogn + across * df2_dlogn,
-        second_moment=second,
-        accuracy=1e-12,
+    f = gaussian_error_slopes(n[None, :], s)
+    columns = f.f1, f.f2, f.df1_dlogn, f.df2_dlogn, -f.f2 * s, f.f2
+    w = white / torch.where(length > 0, length, 1.0)[:, None] @ root.T
+    return _two_directions(head, measure, x, details, w, root @ root.T, columns, 1e-12)
+
+
+def _rotational(head: Head, law: Rotational, x: Tensor, n: Counts, details: bool) -> QueryErrors:
+    """w = R V u, M = R^2 V V^T; f1 is the error of the cosine, f2 = E sum_j p_j^2 (1 - cos_j^2) /
+    (d - 1).
+
+    Both depend on the query through r = R |theta| alone.
+    """
+    theta, V = head.tilt(x), law.radius * head.V.double()
+    size = theta.norm(dim=-1)
+    u = torch.where(
+        size[:, None] > 0,
+        theta / size.clamp_min(1e-300)[:, None],
+        torch.eye(law.dim).to(theta)[0],
     )
+    columns, accuracy = _over_tilts(law, (law.radius * size).cpu().numpy(), n)
+    six = tuple(np.moveaxis(columns, -1, 0))
+    return _two_directions(head, law, x, details, u @ V.T, V @ V.T, six, accuracy)
+
+
+def _over_tilts(measure: Rotational, r: Floats, n: Counts) -> tuple[Floats, float]:
+    """The six functions of (r, n) at each r: (m, len n, 6). Many queries are interpolated between
+    Chebyshev points of r.
+
+    The functions are analytic in r, so the interpolant converges geometrically; its last
+    coefficients tell its error, and where they are not small enough every query is integrated on
+    its own.
+    """
+    if r.size > CHEBYSHEV and np.ptp(r) > 0:
+        angles = (np.arange(CHEBYSHEV) + 0.5) * np.pi / CHEBYSHEV
+        low, high = float(r.min()), float(r.max())
+        nodes = low + 0.5 * (high - low) * (1.0 + np.cos(angles))
+        values, accuracy = _over_tilts(measure, nodes, n)
+        modes = np.cos(np.outer(np.arange(CHEBYSHEV), angles)) * (2.0 / CHEBYSHEV)
+        modes[0] /= 2.0
+        coefficients = np.tensordot(modes, values, axes=1)
+        size = np.abs(values).max(axis=0) + 1e-300
+        tail = float((np.abs(coefficients[-3:]).max(axis=0) / size).max())
+        if tail < INTERPOLATED:
+            position = np.clip((2.0 * r - low - high) / (high - low), -1.0, 1.0)
+            basis = np.cos(np.outer(np.arccos(position), np.arange(CHEBYSHEV)))
+            return np.tensordot(basis, coefficients, axes=1), accuracy + 10.0 * tail
+    out, accuracy = np.empty((r.size, n.size, 6)), 0.0
+    for i, radius in enumerate(r):
+        x, log_weights, spread = measure.cosine(float(radius))
+        scores = (radius * x)[None]
+        along = error_from_nodes(scores, log_weights, x[:, None], None, n, details=True)
+        across = error_from_nodes(scores, log_weights, torch.zeros_like(x)[:, None], spread, n)
+        assert along.bias is not None
+        assert along.dmse_dlogn is not None
+        assert across.dmse_dlogn is not None
+        parts = (
+            along.mse,
+            across.mse,
+            along.dmse_dlogn,
+            across.dmse_dlogn,
+            along.bias[..., 0],
+            along.sum_p2,
+        )
+        out[i] = np.stack([part[0] for part in parts], axis=-1)
+        accuracy = max(accuracy, along.accuracy, across.accuracy)
+    return out, accuracy
 
 
 def _through_pool(
