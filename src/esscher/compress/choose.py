@@ -3,10 +3,10 @@
 A size is a share of what the cache holds, summed over layers and key-value heads: a sliding-window
 layer holds at most its window. Splits: ``uniform`` (every head keeps the same share of its own
 cache), ``cut`` (one threshold on the scores of all heads, for scores in one unit), ``layer`` (one
-threshold in each layer, a fifth of the share is every head's own: AdaKV), ``pages`` (blocks of 16
+threshold in each layer, and each head is sure of a fifth of its equal share: AdaKV), ``pages`` (blocks of 16
 neighbouring keys, the same for all heads of a layer, one threshold on the blocks: what paged caches
-can evict), ``exact`` (a head's first keys cost what its exact error costs in nats, at replayed and
-last queries; the next key goes where it saves most).
+can evict), ``exact`` (for each head the exact loss in nats of its n best keys is computed at replayed
+and last queries; each next key goes to the head where it saves most).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from esscher.keep.rule import Chance, Inclusion, Ranked, Rule
 UNIFORM, CUT, LAYER, PAGES, EXACT = SPLITS = ("uniform", "cut", "layer", "pages", "exact")
 STEPS = 16  # sizes at which the exact error of a head is known
 PAGE = 16
-SAFE = 0.2  # share of a head's even part that AdaKV leaves it
+SAFE = 0.2  # of its equal share, which AdaKV leaves to each head
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,8 @@ class Choice:
         return replace(self, kept=kept)
 
     def left(self, call: AttentionCall, drops: Tensor | None = None) -> Kept:
-        """What the later queries of a layer see; ``drops``: the query heads that lose keys, all
-        when left out. Where only some do, the others need the values as they were: none is
-        refitted.
+        """What the later queries of a layer see; ``drops``: the query heads that lose keys (default:
+        all). If only some do, the others need the original values, so refitted values are not used.
         """
         later = call.key.shape[2] - self.kept[call.layer].shape[1]
         values = self.values.get(call.layer) if drops is None else None
@@ -91,8 +90,8 @@ def cache_rule(text: str | Rule, sinks: int, recent: int) -> Rule:
 
 
 def default_split(rule: Rule) -> str:
-    """One threshold for scores in nats, exact errors for other scores by queries, else the same
-    share for every head.
+    """``cut`` if scores are in nats, ``exact`` for other scores by queries, otherwise
+    ``uniform``.
     """
     if not splits_of(rule) or not isinstance(rule.free, Observed):
         return UNIFORM
@@ -135,8 +134,8 @@ def inclusion(prompt: Prompt, rule: Rule, place: Place, share: float) -> Inclusi
 
 
 def once(rule: Rule, context: Context, n: int) -> Inclusion:
-    """Probabilities and weights (1, N) of one set of n keys for all later queries: those of the
-    query at the last position, chosen by all queries of the context.
+    """Probabilities and weights (1, N) of n keys that are chosen once, by all queries of the
+    context, and kept for all later queries.
     """
     last = torch.tensor([int(context.positions.argmax())], device=context.positions.device)
     return rule.include(replace(context.take(last), choosers=context), n)
@@ -180,7 +179,7 @@ def _cut(scores: Scores, sure: Mapping[int, Tensor], share: float) -> dict[int, 
 
 
 def _by_layer(scores: Scores, sure: Mapping[int, Tensor], share: float) -> dict[int, Tensor]:
-    """One threshold for the heads of a layer; SAFE of a head's even part is its own (AdaKV)."""
+    """One threshold for the heads of a layer; each is sure of SAFE of its equal share (AdaKV)."""
     found = {}
     for layer, rows in scores.items():
         own = (rows > -torch.inf).sum(1) * share

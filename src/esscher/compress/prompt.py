@@ -6,9 +6,10 @@ cache, so that memory does not grow with the square of the prompt. Every piece s
 the prompt, as the text that goes on will: short pieces score keys better than one long replay,
 whose later queries look at the replay itself.
 
-A score by both sets takes the last queries as queries of a text that goes on: the keys that stand
-among them stay, as those of decoded tokens do, and are scored by the replay alone. Without this, a
-cache spends its budget on neighbours of the last queries, which later queries do not have.
+Rules that read both sets score a key by the mean of its replay score and its last-query score.
+Keys that stand among the last queries have the replay score alone: for the last queries they count
+as always kept, as neighbours of a decoded token are. Otherwise the budget would go to them, and
+later queries have other neighbours.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ GRADIENT_TOKENS = 256  # last tokens of a prompt that the Fisher metric comes fr
 GRADIENT_DRAWS = 2
 REFERENCE = 64  # last queries by which a loss is predicted before anything is decoded
 REPLAYED = 256  # replayed queries for the same, and for refits
-REFERRED = 16  # pieces of a replay that they come from, at most
+REFERRED = 16  # most pieces of a replay that these queries are taken from
 TOGETHER = 512  # replayed tokens that go through the model at once
 
 
@@ -80,8 +81,8 @@ class Prompt:
         self.settings = settings or Settings()
         self.contexts: dict[Place, Context] = {}
         self.replayed: dict[tuple[str, Place], Tensor] = {}
-        # queries by which choices are priced, by layer (``calls`` adds the prompt's keys to
-        # replayed ones), and the last keys of the prompt that stay for them
+        # sample queries that predict the loss of a choice, by layer (``calls`` joins the prompt's
+        # keys to replayed ones); how many of the prompt's last keys are always kept for them
         self.references: dict[str, dict[int, AttentionCall]] = {"last": {}, "replay": {}}
         self.spared = {"last": min(self.settings.observe, ids.shape[1] // 2), "replay": 0}
         self._sink = sink
@@ -330,8 +331,8 @@ def _batches(pieces: Sequence[Tensor]) -> Iterator[Tensor]:
 
 
 def beside(a: AttentionCall, b: AttentionCall, shared: int) -> AttentionCall:
-    """One call of the queries of both: masks and biases begin with the ``shared`` keys, which both
-    see; of the others, ``key`` and ``value``, each query sees those of its own call.
+    """Both calls as one. The first ``shared`` keys are seen by all queries, and are in masks and
+    biases alone; of the other keys, ``key`` and ``value``, each query sees those of its own call.
     """
 
     def joined(first: Tensor, second: Tensor) -> Tensor:

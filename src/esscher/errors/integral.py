@@ -23,10 +23,10 @@ the other keys:
     E sum_j (weight)^2        = int t P (sum_sure eps_j^2 + sum_j p_j eps_j^2 x_j / D_j) dt
 
 where no kept key counts as no error. Every functional is a sum over keys of a kernel of u = tau +
-score. Both errors are E[|sum e c|^2 t^2 exp(-tS)] dtau, an average of positive bumps of one shape:
-the trapezoid rule of step H is wrong by a relative 2 sum_k |Gamma(2 + 2 pi i k / H)| at most
-(Poisson summation). What is cut off at both ends is bounded by ``below`` and ``above``: beyond T
-it is E[|Gamma_n - Gamma|^2 (1 + TS) exp(-TS)] <= 2 max |c|^2 E exp(-TS/2).
+score. Both errors are integrals of E[|sum e c|^2 t^2 exp(-tS)] over tau, averages of positive bumps
+of one shape: the trapezoid rule of step H is wrong by a relative 2 sum_k |Gamma(2 + 2 pi i k / H)|
+at most (Poisson summation). What is cut off at both ends is bounded by ``below`` and ``above``:
+beyond T it is E[|Gamma_n - Gamma|^2 (1 + TS) exp(-TS)] <= 2 max |c|^2 E exp(-TS/2).
 """
 
 from __future__ import annotations

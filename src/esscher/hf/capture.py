@@ -96,9 +96,9 @@ class StopForward(Exception):
 class Session:
     """One model under capture: ``calls`` seen, ``expected`` layers of a pass by the configuration.
 
-    ``replace`` makes another input of the attention modules, ``change`` another mask, bias and
-    values of an attention call, ``attend`` computes its output (batch, heads, tokens, width); the
-    pass ends after the layer ``last``.
+    Hooks: ``replace`` substitutes the input of attention modules; ``change`` the mask, bias and
+    values of a call; ``attend`` computes its output (batch, heads, tokens, width). The pass ends
+    after the layer ``last``.
     """
 
     replace: Callable[[Tensor], Tensor] | None = None

@@ -40,8 +40,8 @@ _SHORT: dict[str, str] = {}  # a rule's parts as text -> the name of this rule i
 
 
 def register(name: str, make: Callable[..., Rule]) -> None:
-    """Add a rule: ``name:1:x=2`` in a text becomes ``make(1, x=2)``. A function that needs no
-    argument names a whole rule: its text is this name from then on.
+    """Add a rule: ``name:1:x=2`` in a text becomes ``make(1, x=2)``. A function that can be
+    called without arguments is an alias: the rule that it makes is printed by this name.
     """
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise ValueError(f"keep: expected a name of small letters, digits and _, got {name!r}")
@@ -100,7 +100,7 @@ class Rule(ABC):
 
     @property
     def free(self) -> Part | None:
-        """The part whose size is not given: n is for it."""
+        """The part without a number of its own: the caller's n is its size."""
         return next((part for part in self.parts if part.is_open), None)
 
     def include(self, context: Context, n: int | None = None) -> Inclusion:
@@ -212,7 +212,7 @@ class Part(Rule):
 
     @property
     def is_open(self) -> bool:
-        """Whether its first number was left out: n is for it."""
+        """Whether its first number was left out: the caller's n takes its place."""
         numbers = fields(self)  # type: ignore[arg-type]
         return bool(numbers) and getattr(self, numbers[0].name) is None
 
@@ -379,8 +379,7 @@ def _value(word: str, text: str) -> object:
         raise refused(f"keep: expected a number, got {word!r} in {text!r}") from None
 
 
-# ---- Queries some at a time: what needs all pairs of queries and keys never has them open at
-# once.
+# ---- Queries in blocks, so that no matrix of all queries and keys is held whole.
 
 # of queries and keys open at once: four megabytes for each matrix that a rule makes of them
 PAIRS = 1 << 19

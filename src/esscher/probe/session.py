@@ -42,8 +42,8 @@ MEMORY = 1.5e9  # bytes of captured keys and values that a process may hold
 
 @dataclass(frozen=True, eq=False)
 class Queries:
-    """Where the m queries stand: window and position of each, in the order of windows, which depth
-    of the window that is, and which piece of the pool.
+    """The m queries in the order of windows: window, position, depth (number of its group of
+    positions), and piece of the pool.
     """
 
     windows: Indices
@@ -225,10 +225,10 @@ class Session:
         """Which queries of a window choose the keys of rules that decide for all, and which are
         judged: as many as the probe has at the last depth.
 
-        Of a causal model the judged are spread evenly over the last DECODE places of text, a
-        quarter of them at most, and the OBSERVE places before these choose, half of what is there
-        at most. Of an encoder those of the probe are judged, half of the text at most, and
-        others, drawn, choose.
+        Causal models: the judged queries are spread over the last DECODE places of the text (at
+        most a quarter of it); the OBSERVE places before them choose (at most half of the rest).
+        Encoders: the probe's own queries are judged (at most half of the text); other places,
+        drawn at random, choose.
         """
         rows = self.queries.inside(window)
         depths = self.queries.depths[rows]
@@ -393,8 +393,8 @@ def _queries(
 ) -> Queries:
     """Queries spread evenly over a few windows, at random places in each.
 
-    Where a causal model's window is the pool, or where positions are given, they stand at these
-    depths of it, by default at each quarter: the tokens before and at each.
+    In windows of a causal model, or with ``positions``, queries are the tokens up to and at each of
+    these positions (default: each quarter of the window).
     """
     generator = np.random.default_rng(spec.seed)
     own = spec.pool == "sequence"
@@ -440,8 +440,8 @@ def _depths(spec: ProbeSpec, windows: Windows, longest: int) -> Indices:
 
 
 def _before(text: Indices, ends: Indices, share: int) -> tuple[Indices, Indices]:
-    """About as many places of text at each depth, the last ones up to it, each once; and which
-    depth they are of.
+    """Nearly as many places of text for each depth: the last ones up to it, none twice; and the
+    depth of each.
     """
     taken: dict[int, int] = {}
     parts = np.array_split(np.arange(share), len(ends))

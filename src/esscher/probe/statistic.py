@@ -98,8 +98,8 @@ def token_tensors(captured: AttentionCall, chosen: Tensor) -> tuple[Tensor, Tens
 
 @dataclass(frozen=True)
 class TokenMoments:
-    """Mean m and scatter S = sum (y - m)(y - m)^T of n tokens y, float64; ``batch`` axes (heads)
-    are separate sets of one common number.
+    """Mean m and scatter S = sum (y - m)(y - m)^T of n tokens y, float64; leading axes (heads) hold
+    separate sets with the same number of tokens.
     """
 
     count: int
@@ -298,7 +298,7 @@ class Statistic:
         return {}
 
     def finish(self, found: Numbers, end: HeadEnd) -> Result:
-        """All declared columns, and rows of declared tables alone."""
+        """Every declared column, and rows of declared tables only."""
         keys = [column.key for column in self.columns(end.spec)]
         return Result({key: float(found[key].double().mean()) for key in keys}, {})
 

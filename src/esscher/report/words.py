@@ -77,8 +77,8 @@ def need_column(heads: Any, percent: str) -> str:
     """What heads are ordered by at an error: keys that the best rule for a cache keeps of a query's
     own context.
 
-    Where no rule was compared, tokens drawn with replacement. In an own context these may be more
-    than it has, and most for heads that two keys decide, which are the easiest for any rule.
+    Where no rule was compared: tokens drawn with replacement. They can be more than the keys of a
+    query's own context, and are most for heads that two keys decide, which rules find easiest.
     """
     at = f"{percent.replace('.', '_')}pct"
     return f"cache_kept_{at}" if f"cache_kept_{at}" in heads.columns else f"tokens_needed_{at}"
@@ -345,7 +345,7 @@ def cache_answer(
         if kl is not None:
             following = compress_command(run, best["rule"], kl)
             if best["nats"] < 0.9 * kl:
-                sentences.append("Smaller sizes were not measured and may do.")
+                sentences.append("Smaller caches were not measured; they may be enough.")
             if best["beyond"]:
                 sentences.append("A loss above 0.2 nats is larger than predicted.")
     return Answer(sentences, rows, short_columns(rows, "budget"), following, "budget")
@@ -425,7 +425,7 @@ def _heads_answer(run: Run, measured: Any, what: str) -> Answer:
 
 
 def compress_answer(run: Run) -> Answer:
-    """The best rule at the smallest size with a loss of at most LOSS nats (else at the largest),
+    """The best rule at the smallest size with a loss of at most LOSS nats (else the least loss),
     and what it loses at other sizes; then every rule at this size.
     """
     rows, about = run.table("compress"), run.table("about").iloc[0]

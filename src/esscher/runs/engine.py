@@ -72,8 +72,9 @@ def execute(
     """Do every unit of a spec (an object, a mapping, or a YAML file) and store the tables in the
     folder ``out``; a folder that holds part of this very run is completed.
 
-    ``opened``: what the job's ``open`` made of this spec, where that is done already. ``workers``
-    local processes (1: this process), or a Dask cluster: "tcp://host:port". ``progress`` is called
+    ``opened``: the result of the job's ``open`` for this spec, if the caller has it already.
+    ``workers``: number of local processes (1: this process). ``dask``: address of a cluster,
+    "tcp://host:port". ``progress`` is called
     with a Progress after each unit. RunIncomplete is raised where a unit failed three times,
     RunInterrupted by Ctrl-C.
     """
