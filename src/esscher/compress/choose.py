@@ -3,10 +3,10 @@
 A size is a share of what the cache holds, summed over layers and key-value heads: a sliding-window
 layer holds at most its window. Splits: ``uniform`` (every head keeps the same share of its own
 cache), ``cut`` (one threshold on the scores of all heads, for scores in one unit), ``layer`` (one
-threshold in each layer, and each head is sure of a fifth of its equal share: AdaKV), ``pages`` (blocks of 16
-neighbouring keys, the same for all heads of a layer, one threshold on the blocks: what paged caches
-can evict), ``exact`` (for each head the exact loss in nats of its n best keys is computed at replayed
-and last queries; each next key goes to the head where it saves most).
+threshold in each layer, and each head is sure of a fifth of its equal share: AdaKV), ``pages``
+(blocks of 16 neighbouring keys, the same for all heads of a layer, one threshold on the blocks:
+what paged caches can evict), ``exact`` (for each head the exact loss in nats of its n best keys is
+computed at replayed and last queries; each next key goes to the head where it saves most).
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ class Choice:
         return replace(self, kept=kept)
 
     def left(self, call: AttentionCall, drops: Tensor | None = None) -> Kept:
-        """What the later queries of a layer see; ``drops``: the query heads that lose keys (default:
-        all). If only some do, the others need the original values, so refitted values are not used.
+        """What the later queries of a layer see; ``drops``: the query heads that lose keys, by
+        default all. If only some do, the others need the original values, so refitted values are
+        not used.
         """
         later = call.key.shape[2] - self.kept[call.layer].shape[1]
         values = self.values.get(call.layer) if drops is None else None
