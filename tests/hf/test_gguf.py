@@ -19,7 +19,7 @@ from esscher.hf.checkpoint import sha256_of
 from esscher.hf.gguf import ARCHITECTURES
 from esscher.hf.loading import load_model
 from esscher.runs.errors import RunError
-from tests.models.tiny import build
+from tests.models.tiny import build, transformers
 from tests.models.tiny_gguf import VOCABULARY, WRITTEN, gguf, model_of, write_gguf
 from tests.models.tokenizers_for_tests import prose, tokenizer
 
@@ -292,6 +292,20 @@ def test_an_output_head_is_left_out(tmp_path: Path) -> None:
             write_gguf(tmp_path / "model.gguf", "llama", model_of("llama"), more=more)
         ).layers
         == 2
+    )
+
+
+def test_a_model_whose_scale_is_not_in_the_file_is_refused(tmp_path: Path) -> None:
+    """The scores of gemma2's largest model are divided by the root of 144; its file does not say
+    so, nor does the reader.
+    """
+    model = transformers.AutoModel.from_config(
+        transformers.Gemma2Config(
+            **{**WRITTEN["gemma2"].options, "head_dim": 128, "query_pre_attn_scalar": 144}
+        )
+    )
+    assert "gemma2.attention.scale" in refused(
+        write_gguf(tmp_path / "model.gguf", "gemma2", model.eval())
     )
 
 

@@ -58,6 +58,17 @@ def pairs_together(name: str, weights: np.ndarray, config: Any) -> np.ndarray:
     return weights[rows]
 
 
+def norms_plus_one(name: str, weights: np.ndarray, config: Any) -> np.ndarray:
+    """gemma: a norm multiplies by 1 + w here, by w in the file."""
+    return weights + 1 if name.endswith("norm.weight") else weights
+
+
+def transposed(name: str, weights: np.ndarray, config: Any) -> np.ndarray:
+    """gpt2: (in, out) here, (out, in) in the file."""
+    matrices = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
+    return weights.T if name.endswith(matrices) else weights
+
+
 @dataclass(frozen=True)
 class Written:
     """An architecture of GGUF: the transformers configuration of the same model, and what changes
@@ -74,6 +85,28 @@ WRITTEN = {
     "llama": Written("llama", "LlamaConfig", {**COMMON, "head_dim": 16}, pairs_together),
     "qwen2": Written("qwen2", "Qwen2Config"),
     "qwen3": Written("qwen3", "Qwen3Config", {**COMMON, "head_dim": 128}),
+    "gemma2": Written(
+        "gemma2", "Gemma2Config", {**COMMON, "head_dim": 256, "sliding_window": 7}, norms_plus_one
+    ),
+    "gemma3": Written(
+        "gemma3",
+        "Gemma3TextConfig",
+        {**COMMON, "head_dim": 256, "sliding_window": 7},
+        norms_plus_one,
+    ),
+    "gpt2": Written(
+        "gpt2",
+        "GPT2Config",
+        {
+            "vocab_size": VOCABULARY,
+            "n_embd": 64,
+            "n_layer": 2,
+            "n_head": 4,
+            "bos_token_id": 0,
+            "eos_token_id": 0,
+        },
+        transposed,
+    ),
 }
 
 

@@ -9,6 +9,7 @@ attention the tests compare with the same model in safetensors.
 
 from __future__ import annotations
 
+import functools
 import math
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +32,12 @@ class GgufHeader(NamedTuple):
 
 def read_header(path: Path) -> GgufHeader:
     """The header of a whole file; a damaged one is a ValueError of one line."""
+    found = path.stat()
+    return _read_header(path, (found.st_ino, found.st_size, found.st_mtime_ns))
+
+
+@functools.lru_cache(maxsize=1)  # a second for a large vocabulary
+def _read_header(path: Path, _version: tuple[int, ...]) -> GgufHeader:
     library = gguf()
     is_list = library.GGUFValueType.ARRAY
 
@@ -64,19 +71,15 @@ def read_header(path: Path) -> GgufHeader:
 
 # ---- The model of a file
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
-# a setting and the field of the configuration that must hold the same
-FIELDS = {
-    "vocab_size": "vocab_size",
-    "context_length": "max_position_embeddings",
-    "block_count": "num_hidden_layers",
-    "embedding_length": "hidden_size",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+ARCHITECTURES = ("gemma2", "gemma3", "gpt2", "llama", "qwen2", "qwen3")
+# llama.cpp's defaults for settings that a file leaves out
+UNSAID: dict[str, Any] = {
+    "rope.freq_base": 10000.0,
+    "attention.sliding_window": None,
+    "attn_logit_softcapping": None,
 }
-WIDTHS = ("attention.key_length", "attention.value_length", "rope.dimension_count")
+# Settings that change nothing up to the last layer, or that the sizes of tensors prove
+OTHER = ("final_logit_softcapping", "tensor_data_layout")
 # tokenizers that begin a text with BOS
 BEGINS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2")
 HEAD = ("output.weight", "output.bias")  # behind the last layer, which attention does not see
@@ -133,23 +136,53 @@ def skeleton(config: Any, name: str, auto: str = "AutoModel") -> Any:
 
 def _compared(header: GgufHeader, config: Any) -> dict[str, tuple[Any, Any]]:
     """By name, what the file says of its architecture and what the configuration says."""
-    prefix = f"{header.architecture}."
+    prefix, made = f"{header.architecture}.", _in_gguf_words(config)
     own = [(key, value) for key, value in header.settings.items() if key.startswith(prefix)]
-    # first llama.cpp's defaults for settings that a file leaves out
-    said: dict[str, Any] = {"rope.freq_base": 10000.0, "attention.sliding_window": None}
-    said |= {key.removeprefix(prefix): value for key, value in own}
-    said.pop("tensor_data_layout", None)  # the sizes of tensors prove it
+    said = {key.removeprefix(prefix): value for key, value in own}
     if said.get("rope.scaling.type", "none") == "none":  # its numbers have no effect then
         said = {key: value for key, value in said.items() if not key.startswith("rope.scaling.")}
-    reach = said["attention.sliding_window"]
+    if "attention.scale" in made and isinstance(width := said.get("attention.key_length"), int):
+        said.setdefault("attention.scale", width**-0.5)
+    reach = said.get("attention.sliding_window")
     if isinstance(reach, int) and (reach == 0 or reach >= said.get("context_length", math.inf)):
         del said["attention.sliding_window"]  # a window that nothing is outside of
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    made = {key: getattr(config, name) for key, name in FIELDS.items()}
-    made |= dict.fromkeys(WIDTHS, width)
-    made["rope.freq_base"] = config.rope_parameters.get("rope_theta")
-    made["attention.sliding_window"] = getattr(config, "sliding_window", None)
-    return {prefix + key: (value, made.get(key, "nothing")) for key, value in said.items()}
+    said = {key: value for key, value in UNSAID.items() if key in made} | said
+    return {
+        prefix + key: (value, made.get(key, "nothing"))
+        for key, value in said.items()
+        if key not in OTHER
+    }
+
+
+def _in_gguf_words(config: Any) -> dict[str, Any]:
+    """A configuration in the words of GGUF."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    rope = rope.get("full_attention", rope)  # one for each kind of layer, in some
+    heads = config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    found = {
+        "vocab_size": config.vocab_size,
+        "context_length": config.max_position_embeddings,
+        "block_count": config.num_hidden_layers,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
+        "attention.head_count": heads,
+        "attention.head_count_kv": getattr(config, "num_key_value_heads", None) or heads,
+        "attention.key_length": width,
+        "attention.value_length": width,
+        "attention.sliding_window": getattr(config, "sliding_window", None),
+        "attn_logit_softcapping": getattr(config, "attn_logit_softcapping", None),
+        "attention.layer_norm_rms_epsilon": getattr(config, "rms_norm_eps", None),
+        "attention.layer_norm_epsilon": getattr(config, "layer_norm_epsilon", None),
+    }
+    if hasattr(config, "query_pre_attn_scalar"):
+        found["attention.scale"] = config.query_pre_attn_scalar**-0.5
+    if rope:
+        found["rope.freq_base"] = rope.get("rope_theta")
+        near = config.rope_parameters.get("sliding_attention", rope)
+        found["rope.freq_base_swa"] = near.get("rope_theta")
+        found["rope.dimension_count"] = int(width * rope.get("partial_rotary_factor", 1.0))
+    return found
 
 
 def _same(given: Any, made: Any) -> bool:
