@@ -21,9 +21,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 def as_kind(value: Any, kind: type[Any], name: str) -> Any:
     """The value itself, if it is one of ours of this class."""
     if not isinstance(value, kind):
-        raise ValueError(
-            f"{name}: expected a {kind.__name__} of esscher, got {type(value).__name__}"
-        )
+        raise ValueError(f"{name}: expected esscher's {kind.__name__}, got {type(value).__name__}")
     return value
 
 

@@ -75,7 +75,10 @@ def test_other_laws(law: str, capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "words"),
     [
         (["predict"], "law: expected one of --gaussian"),
-        (["predict", "--gaussian"], "dim"),
+        (
+            ["predict", "--gaussian"],
+            "--dim: give the dimension of a token, e.g. --gaussian --dim 50",
+        ),
         (["predict", "--gaussian", "--sphere", "--dim", "3"], "expected one of"),
         (["predict", "--gaussian", "--dim", "0"], "dim"),
         (["predict", "--gaussian", "--dim", "x"], "--dim"),

@@ -200,7 +200,7 @@ def test_kinds_say_what_they_are() -> None:
         (es.Bounds([1.0, 2.0, 3.0], 9.0, [0.0, 0.0]), "known.score: expected one number"),
         (es.Bounds(9.0, -1.0, [0.0, 0.0]), "known.radius: a value lies"),
         (es.Bounds(9.0, 9.0, [0.0]), "known.center"),
-        ("bounded", "known: expected a Bounds of esscher, got str"),
+        ("bounded", "known: expected esscher's Bounds, got str"),
     ],
 )
 def test_what_is_known_must_hold(known: object, words: str) -> None:

@@ -122,6 +122,8 @@ def _fields(found: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any
         got = f"got --{' --'.join(chosen)}" if chosen else "or a YAML file"
         raise ValueError(f"law: expected one of --{', --'.join(LAWS)} with --dim, {got}")
     law = law | {name: flags[name] for name in ("dim",) if name in flags}
+    if chosen and "dim" not in law:
+        raise ValueError(f"--dim: give the dimension of a token, e.g. --{chosen[0]} --dim 50")
     if chosen:
         law["law"] = chosen[0]
     if "size" in flags:

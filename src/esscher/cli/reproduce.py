@@ -57,8 +57,8 @@ def reproduce(
     scale: Scale = "full" if full else "quick"
     folder = out or Path("runs") / (f"reproduce-{scale}" + (f"-seed{seed}" if seed else ""))
     log(
-        f"{len(tested)} claims, {scale}; verdicts in {folder / VERDICTS}; the same command goes on"
-        " where it stops"
+        f"{len(tested)} claim{'s' * (len(tested) != 1)}, {scale}; verdicts in {folder / VERDICTS};"
+        " the same command goes on where it stops"
     )
 
     def tell(record: Mapping[str, Any]) -> None:

@@ -37,6 +37,7 @@ class Measure(ABC):
 
     is_gaussian: ClassVar[bool] = False  # the law is N(mean, cov)
     is_entire: ClassVar[bool] = False  # K is finite everywhere: no tilt need be looked at
+    remedy: ClassVar[str] = REMEDY  # what to do where K is infinite
 
     def __init__(
         self, dim: Any, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu"
@@ -175,7 +176,7 @@ class Measure(ABC):
         if bad.any():
             raise ValueError(
                 f"theta: E exp<theta, y> is infinite or beyond float64 at {int(bad.sum())} of"
-                f" {len(rows)} tilts: {type(self).__name__} has no limit there; {REMEDY}"
+                f" {len(rows)} tilts: {type(self).__name__} has no limit there; {self.remedy}"
             )
 
     # ---- a law writes these

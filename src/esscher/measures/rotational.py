@@ -161,6 +161,8 @@ class Student(Measure):
     covariance scale^2 df / (df - 2) I for df > 2.
     """
 
+    remedy: ClassVar[str] = "its tails are too heavy at every scale: take another law"
+
     def __init__(self, dim: Any, df: Any, scale: Any = 1.0, **place: Any) -> None:
         super().__init__(dim, **place)
         self.df = as_positive(df, "df")
