@@ -59,7 +59,7 @@ def test_table_report_and_run(
     )
     assert code == 0
     assert "check: outputs of attention match the model's to " in err
-    assert "first look, 256 tokens: the median head spreads over " in err
+    assert "first look, 256 tokens, all layers: the median head spreads over " in err
     assert len(shown.splitlines()) <= 12
     assert f"\nNext: esscher probe {folder} --pool sequence --text {text}\n" in shown
     assert "1 layers, 6 queries over 300 keys of the corpus" in err
@@ -132,7 +132,7 @@ def test_own_contexts_say_what_a_rule_keeps(
     rules = [line.split()[0] for line in lines if "cache  " in line or "all keys" in line]
     assert rules[-1] == "neyman"  # a bound, and no rule that one could run
     assert f": {rules[1]} keeps " in lines[0]
-    asked = f"--kl 0.05 --rules {rules[1]} --rules fisher+refit"
+    asked = f"--layers 1 --kl 0.05 --rules {rules[1]} --rules fisher+refit"
     assert lines[-1] == f"Next: esscher compress {command[1]} --text {command[3]} {asked}"
     keys = es.load_run(out).table("frontier")["keys"].max()
     assert (heads["cache_kept_10pct"].dropna() <= keys).all()

@@ -129,8 +129,8 @@ def _first_look(session: Any) -> str:
     told = (f"{row['effective keys']:.2g} keys in layer {row['layer']}" for row in (few, many))
     middle = rows[len(rows) // 2]
     return (
-        f"first look, 256 tokens: the median head spreads over {' and '.join(told)}; the first key"
-        f" gets {middle['on the first key']} of the weight in layer {middle['layer']}"
+        f"first look, 256 tokens, all layers: the median head spreads over {' and '.join(told)};"
+        f" the first key gets {middle['on the first key']} of the weight in layer {middle['layer']}"
     )
 
 

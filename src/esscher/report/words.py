@@ -513,12 +513,14 @@ def text_flags(run: Run) -> str:
 
 
 def compress_command(run: Run, rule: str, kl: float) -> str:
-    """The command that builds and measures a cache by a rule, on the model and text of a probe,
-    and by the rule of es.compress beside it.
+    """The command that builds and measures a cache by a rule, on the model, text and layers of a
+    probe, and by the rule of es.compress beside it.
     """
     rules = " ".join(f"--rules {name}" for name in dict.fromkeys((rule, REFITTED)))
     model = shlex.quote(model_name(run))
-    return f"esscher compress {model}{text_flags(run)} --kl {kl:g} {rules}"
+    layers = run.spec.get("layers")
+    some = f" --layers {','.join(map(str, layers))}" if layers else ""
+    return f"esscher compress {model}{text_flags(run)}{some} --kl {kl:g} {rules}"
 
 
 # ---- A run in a few lines.
