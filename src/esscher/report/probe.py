@@ -155,7 +155,8 @@ def _losses(run: Run) -> dict[str, Any] | None:
     for i, (rule, own) in enumerate(best.groupby("rule", sort=False)):
         where = text_of(own["where"].iloc[0]) if "where" in own else words.ANY_CACHE
         told = "" if where == words.ANY_CACHE else f" ({where})"
-        style = {"dash": "dashed" if told else "solid"}
+        again = "dashdot" if i >= 7 else "solid"  # seven colours go round
+        style = {"dash": "dashed" if told else again}
         place = 7 if rule == words.FLOOR else i % 7
         label = f"{shortened(str(rule), 60)}{told}"
         series.append(series_of(label, own[["ratio", "nats"]], "ratio", "nats", place, **style))
