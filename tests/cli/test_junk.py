@@ -399,6 +399,19 @@ def test_a_full_disk_behind_stdout(place: Path) -> None:
     assert "No space left" in ended.stderr
 
 
+def test_what_was_printed_before_a_file_error_is_kept() -> None:
+    """Behind a pipe it waits in a buffer while the mistake is told."""
+    code = (
+        "import sys; from esscher.cli.app import answer\n"
+        "print('found'); sys.exit(answer(FileNotFoundError(2, 'no such file', 'text.txt')))"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-c", code]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "found\n")
+    assert "text.txt" in ended.stderr
+
+
 def test_a_terminal_of_plain_ascii() -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     command = [sys.executable, "-m", "esscher", "converge", "--list", "--json"]

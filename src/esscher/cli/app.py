@@ -147,7 +147,9 @@ ClickException: Any = typer.BadParameter.__mro__[2]
 
 def answer(mistake: BaseException) -> int:
     """Print what went wrong in one line and return the exit code; a bug of ours is raised again."""
-    if isinstance(mistake, OSError):  # stdout may be full or closed: Python would try it again
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):  # full or closed: Python would try it again when it ends
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(mistake, BrokenPipeError):  # the reader of a pipe has had enough
