@@ -52,17 +52,21 @@ def gguf() -> Any:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """No progress bars of transformers, log lines or warnings inside."""
+    """No progress bars, log lines or warnings of transformers and the hub inside."""
     settings = transformers().utils.logging
-    had_bars, had_level = settings.is_progress_bar_enabled(), logging.root.manager.disable
+    had_bars, had_level = settings.is_progress_bar_enabled(), settings.get_verbosity()
+    hub = logging.getLogger("huggingface_hub")
+    had_hub_level = hub.level
     settings.disable_progress_bar()
-    logging.disable(logging.CRITICAL)
+    settings.set_verbosity(logging.CRITICAL)
+    hub.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(had_level)
+        hub.setLevel(had_hub_level)
+        settings.set_verbosity(had_level)
         if had_bars:
             settings.enable_progress_bar()
 
