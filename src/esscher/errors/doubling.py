@@ -11,7 +11,8 @@ which keeps the relative precision of l, as the square of exp(-t eps) does its o
 small. What lies above a node 2t is bounded by 2 P(t) times a sum of |c|^2 that the node t knows
 already. With k = 1 the aliasing is 9e-5 of the mean squared error at most, and all sums over keys
 are in float32; with k = 3 it is 1e-16, in float64. Sums of values are one product of matrices, and
-errors in nats come from the same sums.
+errors in nats come from the same sums. On a device other than the CPU the float64 integral is
+summed there, in tensor operations.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import torch
 from torch import Tensor
 
 from esscher.errors.curve import QueryErrors
-from esscher.errors.integral import HIGHEST, TINY, aliasing
+from esscher.errors.integral import HIGHEST, LEAST, TINY, aliasing, as_numpy, march
 from esscher.errors.scatter import in_threads
 
 DOUBLE = math.log(2.0)
@@ -82,7 +83,7 @@ def inclusion_error(
     drift = torch.softmax(scores.double(), 1) @ near
     distance = torch.cdist(drift, near, compute_mode="donot_use_mm_for_euclid_dist")
     found = doubling_errors(Keys.of(scores, near, drift, distance), probability, weight)
-    return replace(found, limit=found.limit + values[len(values) // 2].double().cpu().numpy())
+    return replace(found, limit=found.limit + as_numpy(values[len(values) // 2].double()))
 
 
 class Behind(NamedTuple):
@@ -94,7 +95,7 @@ class Behind(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """What m queries see, whatever is kept of it: on the CPU. K lengths: that of c, and behind it.
+    """What m queries see, whatever is kept of it. K lengths: that of c, and behind it.
 
     float32 has few large numbers: lengths are measured in ``units`` of the largest.
     """
@@ -121,24 +122,23 @@ class Keys(NamedTuple):
         behind: Behind | None = None,
     ) -> Keys:
         """Scores and |c| (m, N), values (N, d) and limits (m, d) from one origin."""
-        kind = SINGLE if single else EXACT
-        lengths = [x.double().cpu() for x in (distance, *([] if behind is None else behind[:1]))]
+        kind = SINGLE if single and scores.device.type == "cpu" else EXACT
+        lengths = [x.double() for x in (distance, *([] if behind is None else behind[:1]))]
         units = [2.0 ** math.frexp(float(x.max()))[1] for x in lengths]
         squares = torch.stack(
             [(x / unit).square_().to(kind.dtype) for x, unit in zip(lengths, units, strict=True)], 1
         )
-        near, drift = (x.double().cpu() / units[0] for x in (near, drift))
+        near, drift = (x.double() / units[0] for x in (near, drift))
         if behind is not None:
-            roots = {head: x.cpu() * (units[0] / units[1]) for head, x in behind.roots.items()}
-            behind = Behind(lengths[1], behind.heads.cpu(), roots)
+            roots = {head: x * (units[0] / units[1]) for head, x in behind.roots.items()}
+            behind = Behind(lengths[1], behind.heads, roots)
         values, largest = near.to(kind.dtype), squares.amax(2).double()
-        seen = scores.double().cpu()
-        return cls(kind, units, seen, near, values, drift, squares, largest, behind)
+        return cls(kind, units, scores.double(), near, values, drift, squares, largest, behind)
 
     def relative(self, found: QueryErrors) -> npt.NDArray[np.float64]:
         """Mean squared errors (m,) relative to the largest squares, the smallest of K."""
         known = [found.mse] if found.nats is None else [found.mse, 2 * found.nats]
-        size = self.largest.numpy() * np.square(self.units)
+        size = as_numpy(self.largest) * np.square(self.units)
         return np.asarray((np.hstack(known) / np.maximum(size, TINY)).min(axis=1))
 
     def take(self, rows: slice | Tensor) -> Keys:
@@ -174,19 +174,24 @@ def doubling_errors(keys: Keys, p: Tensor, w: Tensor | None = None) -> QueryErro
     """Errors at one n, p and w (m, N); of ``single`` keys to a relative 5e-5 of the rms error, and
     faster. Of keys with ``behind`` also the errors in nats.
     """
-    p, w = p.double().cpu(), None if w is None else w.double().cpu()
+    p, w = p.double(), None if w is None else w.double()
     kind, units, some = keys.kind, keys.units, max(1, RUNS // keys.kind.sequences)
+    compiled = p.device.type == "cpu"
+    if not compiled:
+        some = max(1, ELEMENTS // (CHUNK * p.shape[1]))
 
     def task(begin: int) -> tuple[Tensor, Tensor]:
         rows = slice(begin, begin + some)
-        return _block(keys.take(rows), p[rows], None if w is None else w[rows])
+        block = _block if compiled else in_tensors
+        return block(keys.take(rows), p[rows], None if w is None else w[rows])
 
-    parts = in_threads(task, range(0, len(p), some))
-    numbers, bias = (torch.cat(column).numpy() for column in zip(*parts, strict=True))
+    blocks = range(0, len(p), some)
+    parts = in_threads(task, blocks) if compiled else [task(begin) for begin in blocks]
+    numbers, bias = (as_numpy(torch.cat(column)) for column in zip(*parts, strict=True))
     return QueryErrors(
         mse=numbers[:, 1:2] * units[0] ** 2,
         sum_p2=numbers[:, :1],
-        limit=keys.drift.numpy() * units[0],
+        limit=as_numpy(keys.drift) * units[0],
         delta=np.full(len(p), np.nan),
         bias=bias[:, None] * units[0],
         accuracy=aliasing(DOUBLE / kind.sequences) / 2 + kind.tol,
@@ -299,6 +304,83 @@ def _block(keys: Keys, p: Tensor, w: Tensor | None) -> tuple[Tensor, Tensor]:
 
 def _finite(x: Tensor) -> Tensor:
     return torch.where(x > -torch.inf, x, 0.0)
+
+
+# ---- On any device, in tensor operations.
+
+CHUNK, ELEMENTS = 16, 2**24  # nodes at once, and numbers of one temporary
+
+
+def in_tensors(keys: Keys, p: Tensor, w: Tensor | None) -> tuple[Tensor, Tensor]:
+    """What ``_block`` computes, on the device of the keys."""
+    sums = _Sums(keys, p, w)
+    mean, step = sums.kept.sum(1).clamp_min(TINY).log(), DOUBLE / EXACT.sequences
+    start = float((0.5 * math.log(2 * EXACT.tol) - mean).min())
+    lowest = -float(mean.max()) - 18
+    march(sums, start, lowest, step, EXACT.tol, span=sums.span, chunk=CHUNK)
+    return sums.finish()
+
+
+class _Sums:
+    """Running sums over nodes, for m queries and a probability of each key."""
+
+    def __init__(self, keys: Keys, p: Tensor, w: Tensor | None) -> None:
+        some = p > 0
+        logs = keys.scores if w is None else keys.scores + torch.where(some, w, 1.0).log()
+        logs = torch.where(some, logs, -torch.inf)
+        self.logs = logs - _finite(logs.amax(1, keepdim=True))
+        self.keys, self.p, self.span = keys, p, -float(_finite(self.logs).min())
+        self.kept = self.logs.exp() * p
+        self.first = keys.around(self.kept, slice(None))
+        pairs = self.kept.square() / p.clamp_min(TINY)
+        spread = (keys.squares @ ((1 - p) * pairs)[:, :, None])[:, :, 0]
+        lengths = keys.lengths(self.first, slice(None))
+        self.start = torch.cat([pairs.sum(1, keepdim=True), lengths + spread], 1)
+        self.numbers, self.bias = torch.zeros_like(self.start), torch.zeros_like(keys.drift)
+        self.most = torch.nn.functional.pad(keys.largest, (1, 0), value=1.0)
+        self.lowest, self.last = math.inf, (self.first, self.first)
+
+    def add(self, tau: Tensor) -> None:
+        keys, p, stay = self.keys, self.p[:, None], (1 - self.p)[:, None]
+        grown = (self.logs[:, None] + tau[:, None]).clamp(max=HIGHEST).exp()
+        left, lost = torch.exp(-grown), torch.expm1(-grown)
+        inverse = 1 / (stay + p * left)
+        log = torch.where(p * lost > -0.5, torch.log1p(p * lost), -inverse.log())
+        chance = log.sum(2).clamp_min(LEAST).exp()  # (m, nodes)
+        step = DOUBLE / EXACT.sequences
+        self.chance = chance[:, -1 - EXACT.sequences]
+        share = p * grown * inverse
+        late, early = share * left, share * stay * lost
+        spread = late * grown * stay * inverse
+        # of the two forms of the vector the one that is rounded less
+        is_late = ((late * (stay > 0)).sum(2) < -early.sum(2))[:, :, None]
+        terms = torch.where(is_late, late, early)
+        t = tau.clamp(max=LARGE).exp()
+        base = torch.where(is_late, 0.0, t[:, None] * self.first[:, None])
+        vector = base + terms @ keys.near - terms.sum(2, keepdim=True) * keys.drift[:, None]
+        every = torch.arange(len(p), device=p.device).repeat_interleave(len(tau))
+        length = keys.lengths(vector.flatten(0, 1), every).view(len(p), len(tau), -1)
+        found = torch.cat([(late * grown).sum(2)[:, :, None], length + spread @ keys.squares.mT], 2)
+        self.numbers += step * (chance[:, None] @ found)[:, 0]
+        self.bias += step * (chance[:, None] @ vector)[:, 0]
+        if float(tau[0]) < self.lowest:
+            self.lowest = float(tau[0])
+            self.last = t[0] * self.first, chance[:, :1] * vector[:, 0]
+
+    def found(self) -> Tensor:
+        return self.numbers
+
+    def above(self, tau: float) -> Tensor:
+        return 2 * self.chance[:, None] * self.most
+
+    def below(self, tau: float) -> Tensor:
+        return math.exp(2 * tau) * self.start / 2
+
+    def finish(self) -> tuple[Tensor, Tensor]:
+        """With the bias below the lowest node, t (B - t G): sums of t and of t^2 are geometric."""
+        step, (line, vector) = DOUBLE / EXACT.sequences, self.last
+        rest = line / math.expm1(step) + (vector - line) / math.expm1(2 * step)
+        return self.numbers, self.bias + step * rest
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")

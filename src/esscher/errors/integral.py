@@ -35,7 +35,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -103,8 +103,18 @@ def step_for(tol: float) -> float:
     return next(step / 100 for step in range(70, 9, -1) if aliasing(step / 100) <= tol)
 
 
+@runtime_checkable
+class Sums(Protocol):
+    """Running sums over nodes tau, and bounds on what lies beyond them."""
+
+    def add(self, tau: Tensor) -> None: ...
+    def found(self) -> Tensor: ...
+    def above(self, tau: float) -> Tensor: ...
+    def below(self, tau: float) -> Tensor: ...
+
+
 def march(
-    integral: _Replacement | _Kept,
+    integral: Sums,
     start: float,
     lowest: float,
     step: float,

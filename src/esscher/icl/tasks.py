@@ -37,6 +37,11 @@ class Prompts:
         w = None if self.w is None else self.w[here]
         return Prompts(self.tokens[here], self.query[here], self.target[here], w)
 
+    def to(self, device: torch.device) -> Prompts:
+        """On a device: prompts are drawn on the CPU, so that all devices have the same."""
+        w = None if self.w is None else self.w.to(device)
+        return Prompts(self.tokens.to(device), self.query.to(device), self.target.to(device), w)
+
 
 class LinearTask:
     """In-context linear regression: w ~ N(0, W), x ~ N(0, Sigma), y = <w, x> + N(0, noise).

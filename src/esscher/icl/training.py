@@ -19,13 +19,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from esscher.icl.exact import SIMULATION, Risk
-from esscher.icl.layer import KINDS, OVKQ, Floats, Parameters, default_weights, predict
+from esscher.icl.layer import KINDS, OVKQ, Floats, Parameters, default_weights, predict, tensors
 from esscher.icl.specs import TrainSpec
 from esscher.icl.tasks import Prompts
 from esscher.inputs import as_count
 from esscher.runs.progress import advance
 
 AT_ONCE = 2**19  # numbers in the tokens of prompts drawn at once
+CPU = torch.device("cpu")
 BOUND = 1e4  # a batch whose loss is not below this stops its model
 
 
@@ -39,29 +40,37 @@ def sampled_risk(
 ) -> Risk:
     """The risk on drawn prompts, with its standard error, for every task."""
     length, count = as_count(length, "length"), as_count(prompts, "prompts")
+    place = tensors(params)[0].device
     with torch.no_grad():
         losses = [
             0.5 * (predict(params, part, kind) - part.target) ** 2
-            for part in next(batches(task, length, count, 1, generator))
+            for part in next(batches(task, length, count, 1, generator, place))
         ]
     each = torch.cat(losses).double()
     return Risk(float(each.mean()), float(each.std() / math.sqrt(each.numel())), SIMULATION)
 
 
 def batches(
-    task: Any, length: int, batch: int, count: int, generator: torch.Generator | None
+    task: Any,
+    length: int,
+    batch: int,
+    count: int,
+    generator: torch.Generator | None,
+    device: torch.device = CPU,
 ) -> Iterator[Iterable[Prompts]]:
-    """``count`` batches of ``batch`` prompts, each in parts that fit in memory."""
+    """``count`` batches of ``batch`` prompts, each in parts that fit in memory: drawn on the CPU,
+    so that all devices have the same.
+    """
     fit = max(1, AT_ONCE // (length * (task.dim + 1)))
     if fit < batch:
         sizes = [min(fit, batch - first) for first in range(0, batch, fit)]
         for _ in range(count):
-            yield (task.sample(size, length, generator) for size in sizes)
+            yield (task.sample(size, length, generator).to(device) for size in sizes)
         return
     together = fit // batch
     for first in range(0, count, together):
         steps = min(together, count - first)
-        drawn = task.sample(steps * batch, length, generator)
+        drawn = task.sample(steps * batch, length, generator).to(device)
         for step in range(steps):
             yield [drawn.part(step * batch, (step + 1) * batch)]
 
@@ -154,11 +163,12 @@ class Pair:
         self.task, self.length, self.spec = task, length, spec
         start = default_weights(task.dim, torch.Generator().manual_seed(spec.seed))
         self.output = start.O  # only its last row acts and is trained
+        self.device = torch.device(spec.device)
         parts = (start.O[-1], start.V, start.K, start.Q)
-        self.weights = [torch.stack([part, part]) for part in parts]
+        self.weights = [torch.stack([part, part]).to(self.device) for part in parts]
         seed = spec.seed if seed is None else seed  # of the prompts
         generator = torch.Generator().manual_seed(seed % 2**63)
-        self.drawn = batches(task, length, spec.batch, spec.steps, generator)
+        self.drawn = batches(task, length, spec.batch, spec.steps, generator, self.device)
         self.fresh = torch.Generator().manual_seed((seed + 1) % 2**63)
         self.begun, self.last = 0, [np.nan, np.nan]
         self.diverged: list[int | None] = [None, None]
@@ -201,7 +211,7 @@ class Pair:
         for prompts in batch:
             output, by_value, by_theta = self._respond(prompts)
             error = output - prompts.target[:, None]
-            loss += (error**2).sum(dim=0).numpy() / self.spec.batch
+            loss += (error**2).sum(dim=0).cpu().numpy() / self.spec.batch
             slope = (2.0 / self.spec.batch * error)[..., None]
             by_c += (slope * by_value).sum(dim=0)
             by_U += (slope * by_theta).permute(1, 2, 0) @ prompts.query
@@ -216,9 +226,9 @@ class Pair:
         """
         squares = [
             (self._respond(part)[0] - part.target[:, None]) ** 2
-            for part in next(batches(self.task, self.length, prompts, 1, self.fresh))
+            for part in next(batches(self.task, self.length, prompts, 1, self.fresh, self.device))
         ]
-        values = torch.cat(squares).numpy()
+        values = torch.cat(squares).cpu().numpy()
         values[:, [at is not None for at in self.diverged]] = np.nan
         return values.mean(axis=0), values.std(axis=0) / np.sqrt(prompts)
 
@@ -229,8 +239,8 @@ class Pair:
         return float(sum(((part[0] - part[1]) ** 2).sum() for part in self.weights))
 
     def parameters(self, model: int) -> OVKQ:
-        """The weights of a model."""
-        o, V, K, Q = (part[model] for part in self.weights)
+        """The weights of a model, on the CPU."""
+        o, V, K, Q = (part[model].cpu() for part in self.weights)
         return OVKQ(torch.cat([self.output[:-1], o[None]]), V, K, Q)
 
 

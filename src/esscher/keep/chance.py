@@ -150,8 +150,10 @@ def fill_up(gain: Tensor, count: Tensor) -> Tensor:
     """p = min(1, lambda gain) in each row (m, N), with sum p = count (m,), or 1 where gain > 0 if
     there are fewer such keys.
     """
-    # numpy sorts floats three times faster than torch
-    order = torch.from_numpy(-np.sort(-gain.cpu().numpy(), axis=1)).to(gain.device)
+    if gain.device.type == "cpu":  # numpy sorts floats three times faster than torch
+        order = torch.from_numpy(-np.sort(-gain.numpy(), axis=1))
+    else:
+        order = gain.sort(1, descending=True).values
     behind = order.flip(1).cumsum(1).flip(1)  # gain of this key and all behind it
     surely = torch.arange(gain.shape[1], dtype=gain.dtype, device=gain.device)
     # Key i is kept surely while i + behind_i / order_i, what would be kept were its own p just 1,

@@ -12,7 +12,7 @@ import torch
 
 import esscher.keep as keep
 from esscher.errors.curve import QueryErrors
-from esscher.errors.doubling import Behind, Keys, doubling_errors, inclusion_error
+from esscher.errors.doubling import Behind, Keys, doubling_errors, in_tensors, inclusion_error
 from esscher.errors.keep_curve import KeepErrors
 from esscher.keep.context import Context
 
@@ -156,6 +156,36 @@ def test_errors_in_nats_come_from_the_same_sums(text: str) -> None:
         for i, h in enumerate(heads.tolist()):
             exact = inclusion_error(seen.scores, alone[h].v, kept.probability, kept.weight).mse[i]
             np.testing.assert_allclose(found.nats[i], exact / 2, rtol=rtol)
+
+
+@pytest.mark.parametrize("sharpness", [0.1, 1.0, 40.0])
+@pytest.mark.parametrize("text", ["neyman", "random", "sinks:4+topk:20+random:reweight"])
+def test_sums_in_tensors_are_those_of_the_compiled_loop(text: str, sharpness: float) -> None:
+    """As on a device that is not the CPU; errors in nats and bias too, and a query that keeps
+    nothing.
+    """
+    seen, generator = context(sharpness), torch.Generator().manual_seed(7)
+    roots = {h: torch.randn(24, r, generator=generator).double() for h, r in ((0, 24), (1, 2))}
+    heads, distance = torch.tensor([0, 1] * 4), torch.empty_like(seen.scores)
+    for h, root in roots.items():
+        distance[heads == h] = Context.of(seen.q, seen.k, seen.v.double() @ root).distance[
+            heads == h
+        ]
+    behind = Behind(distance, heads, roots)
+    keys = Keys.of(seen.scores, seen.near, seen.drift, seen.distance, behind=behind)
+    kept = keep.parse(text).include(seen, 160)
+    p = kept.probability.clone()
+    p[3] = 0
+    known = doubling_errors(keys, p, kept.weight)
+    numbers, bias = in_tensors(keys, p, None if kept.weight is None else kept.weight.double())
+    assert known.nats is not None
+    assert known.bias is not None
+    np.testing.assert_allclose(numbers[:, 0], known.sum_p2[:, 0], rtol=1e-11)
+    np.testing.assert_allclose(numbers[:, 1] * keys.units[0] ** 2, known.mse[:, 0], rtol=1e-11)
+    nats = numbers[:, 2] * keys.units[1] ** 2 / 2
+    np.testing.assert_allclose(nats, known.nats[:, 0], rtol=1e-11)
+    size = float(np.sqrt(known.mse.max()))
+    np.testing.assert_allclose(bias * keys.units[0], known.bias[:, 0], atol=1e-9 * size)
 
 
 def test_values_whose_squares_float32_does_not_have() -> None:
