@@ -45,9 +45,10 @@ class Price:
         return self.kl <= SECOND_ORDER
 
 
-def head_errors(call: AttentionCall, choice: Choice) -> Tensor:
-    """(heads, m, width): output on the kept keys minus the output on all keys."""
-    return with_kept(call, choice.left(call)).output()[0] - call.output()[0]
+def head_errors(call: AttentionCall, choice: Choice, full: Tensor | None = None) -> Tensor:
+    """(heads, m, width): output on the kept keys minus the output on all keys, ``full``."""
+    full = call.output()[0] if full is None else full
+    return with_kept(call, choice.left(call)).output()[0] - full
 
 
 def nats(metric: FisherMetric, errors: Iterable[tuple[int, Tensor]]) -> dict[int, Tensor]:

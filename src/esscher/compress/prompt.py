@@ -14,6 +14,7 @@ later queries have other neighbours.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,6 +35,7 @@ from esscher.keep.rule import PAIRS, Ranked, Rule
 
 Place = tuple[int, int]  # layer and key-value head
 Scores = dict[int, Float[Tensor, "kv_heads keys"]]  # by layer; -inf: the cache does not hold it
+Found = dict[tuple[str, Place], tuple[Context, Tensor]]  # by rule: queries seen last, joined scores
 
 INSTRUCTION = "\n\nRepeat the previous context exactly.\n\n"
 LEAST_PIECE = 8
@@ -42,7 +44,7 @@ GRADIENT_DRAWS = 2
 REFERENCE = 64  # last queries by which a loss is predicted before anything is decoded
 REPLAYED = 256  # replayed queries for the same, and for refits
 REFERRED = 16  # most pieces of a replay that these queries are taken from
-TOGETHER = 512  # replayed tokens that go through the model at once
+TOGETHER = 1024  # replayed tokens that go through the model at once
 
 
 @dataclass(frozen=True)
@@ -171,8 +173,8 @@ class Prompt:
 
     # ---- replay
 
-    def _pieces(self, size: int, needed: bool) -> list[Tensor]:
-        """Token ids, (1, m), of the pieces of a replay: the instruction, then ``size`` tokens of
+    def _pieces(self, size: int, needed: bool) -> tuple[list[int], list[Tensor]]:
+        """Token ids of the instruction, and (1, m) of the pieces of a replay: ``size`` tokens of
         the prompt, or as many as the model's positions allow.
         """
         asked = _instruction(self.tokenizer)
@@ -181,107 +183,150 @@ class Prompt:
         if room < len(asked) + LEAST_PIECE:
             asked = []
         if room < LEAST_PIECE and not needed:
-            return []
+            return [], []
         if room < LEAST_PIECE:
             raise ValueError(
                 f"inputs: a replay needs room behind the prompt of {self.keys} tokens, and"
                 f" {type(self.model).__name__} takes {most} positions; use a shorter prompt, or a"
                 " rule without a replay, such as snapkv or restkv"
             )
-        lead = torch.tensor(asked, dtype=self.ids.dtype, device=self.ids.device)
-        pieces = torch.split(self.ids[0], room - len(asked))[:: round(1 / self.settings.replay)]
+        pieces = torch.split(self.ids, room - len(asked), 1)[:: round(1 / self.settings.replay)]
         if not needed:  # for reference queries alone
             pieces = pieces[:: math.ceil(len(pieces) / 4)]
-        return [torch.cat([lead, piece])[None] for piece in pieces]
+        return asked, list(pieces)
 
     def _replay(self, size: int, parts: Mapping[str, Observed], *, refer: bool) -> None:
         """Score keys by replayed pieces of this size; ``refer``: keep some of the queries.
 
-        Pieces of one length go through the model side by side. Attention of a replay is spelled
-        out: its softmax weights give the outputs and the scores.
+        The instruction goes through the model once, then pieces of one length side by side.
+        Attention of a replay is spelled out: its softmax weights give the outputs and the scores.
         """
-        pieces = self._pieces(size, bool(parts))
+        asked, pieces = self._pieces(size, bool(parts))
         every = math.ceil(max(1, len(pieces)) / REFERRED)
-        seen = 0  # pieces so far
         totals: dict[tuple[str, Place], Tensor] = {}
         need = {name for part in parts.values() for name in part.needs}
         by_outputs = {text: part for text, part in parts.items() if "slope" not in part.needs}
         by_slopes = {text: part for text, part in parts.items() if text not in by_outputs}
+        calls = self.references["last"]
+        # other caches hold what keys are made of (deepseek_v3)
+        together = all(
+            layer.keys.shape == calls[i].key.shape for i, layer in enumerate(self.held.cache.layers)
+        )
 
-        def attend(call: AttentionCall) -> Tensor:
-            if refer:
-                places = [i for i in range(len(call.query)) if not (seen + i) % every]
-                self._refer(call, places, math.ceil(REPLAYED * every / len(pieces)))
-            return self._score(call, by_outputs, totals)
+        def add(found: Found) -> None:
+            for key, (rows, total) in found.items():
+                part = parts[key[0]]
+                totals[key] = part.join(totals.get(key), part.collect(rows, total))
 
-        for batch in _batches(pieces):
-            if by_outputs or refer:
-                with torch.no_grad(), self.held.repeated(len(batch)):
-                    self.held.decode(
-                        batch, lambda call: None, logits=False, attend=attend, hidden="norm" in need
-                    )
-            seen += len(batch)
-        if by_slopes:
-            for ids in pieces:
-                calls: list[AttentionCall] = []
-                slopes = output_slopes(self.held, ids, self.outputs, calls.append)
-                for call in calls:
-                    self._score(call, by_slopes, totals, slopes[call.layer])
-        count = sum(ids.shape[1] for ids in pieces)
+        def read(ids: Tensor, referred: Sequence[int] = ()) -> None:
+            def attend(call: AttentionCall) -> Tensor:
+                outputs, found = [], Found()
+                for place, one in enumerate(self._apart(call)):
+                    if place in referred:
+                        self._refer(one, math.ceil(REPLAYED * every / len(pieces)))
+                    outputs.append(self._score(one, by_outputs, found))
+                add(found)
+                return torch.stack(outputs)
+
+            watch: dict[str, Any] = {"attend": attend, "hidden": "norm" in need}
+            with self.held.beside() if together else contextlib.nullcontext():
+                self.held.decode(ids, lambda call: None, logits=False, **watch)
+
+        def read_slopes(ids: Tensor) -> None:
+            calls: list[AttentionCall] = []
+            slopes = output_slopes(self.held, ids, self.outputs, calls.append)
+            for call in calls:
+                found = Found()
+                self._score(call, by_slopes, found, slopes[call.layer])
+                add(found)
+
+        with torch.no_grad(), self.held.restored():
+            if asked and pieces:
+                lead = torch.tensor([asked], dtype=self.ids.dtype, device=self.ids.device)
+                if by_outputs:
+                    read(lead)
+                if by_slopes:
+                    read_slopes(lead)
+                self.held.decode(lead, lambda call: None, extend=True, logits=False)
+            seen = 0
+            for batch in _batches(pieces) if together else pieces:
+                if by_outputs or refer:
+                    some = [i for i in range(len(batch)) if refer and not (seen + i) % every]
+                    read(batch, some)
+                for ids in torch.split(batch, 1) if by_slopes else ():
+                    read_slopes(ids)
+                seen += len(batch)
+        count = len(asked) + sum(ids.shape[1] for ids in pieces)
         for (text, place), total in totals.items():
             score = parts[text].finish(total, count)
             if parts[text].queries == "both":
                 score = self._with_last(parts[text], place, score)
             self.replayed[text, place] = score
 
+    def _apart(self, call: AttentionCall) -> Iterator[AttentionCall]:
+        """The pieces of a batch one after the other, each behind the keys of the cache; the next
+        one overwrites the keys of the last.
+        """
+        if call.key.shape[2] > call.query.shape[2]:
+            yield call
+            return
+        cached = self.held.cache.layers[call.layer]
+        before = cached.keys.shape[2]
+        key = torch.cat([cached.keys, call.key[:1]], 2)
+        value = torch.cat([cached.values, call.value[:1]], 2)
+        for place in range(len(call.query)):
+            key[:, :, before:], value[:, :, before:] = call.key[place], call.value[place]
+            own = {"query": call.query, "mask": call.mask, "bias": call.bias, "hidden": call.hidden}
+            named: dict[str, Any] = {
+                name: x if x is None or len(x) == 1 else x[place : place + 1]
+                for name, x in own.items()
+            }
+            yield replace(call, key=key, value=value, **named)
+
     def _score(
         self,
         call: AttentionCall,
         parts: Mapping[str, Observed],
-        totals: dict[tuple[str, Place], Tensor],
+        found: Found,
         slope: Tensor | None = None,
     ) -> Tensor:
-        """Add the scores by the queries of a call to ``totals``; its output (batch, heads, m,
+        """Join the scores by the queries of one piece to ``found``; its output (heads, m,
         width).
         """
-        batch, _, queries, _ = call.query.shape
-        out = call.query.new_empty(*call.query.shape[:3], call.value.shape[3])
+        _, heads, queries, _ = call.query.shape
+        out = call.query.new_empty(heads, queries, call.value.shape[3])
         columns = torch.arange(self.keys, device=self.ids.device)
         step = max(1, PAIRS // (call.shared * call.key.shape[2]))
-        for kv in range(call.kv_heads):
-            own = slice(kv * call.shared, (kv + 1) * call.shared)
-            found: dict[str, Tensor] = {}
-            for place, start in itertools.product(range(batch), range(0, queries, step)):
-                at = torch.arange(start, min(start + step, queries), device=columns.device)
+        for at in torch.split(torch.arange(queries, device=columns.device), step):
+            for kv, context in enumerate(call.contexts(at)):
+                own = slice(kv * call.shared, (kv + 1) * call.shared)
                 rows = replace(
-                    call.context(kv, at, place=place).restrict(columns),
+                    context.restrict(columns),
                     output=self._output(call.layer, own),
                     metric=self._metric(call.layer, kv),
                     slope=None if slope is None else slope[at].repeat(call.shared),
                 )
                 if call.hidden is not None:
-                    length = call.hidden[place, at].float().norm(dim=1)
+                    length = call.hidden[0, at].float().norm(dim=1)
                     rows = replace(rows, norm=length.repeat(call.shared))
                 for text, part in parts.items():
-                    found[text] = part.join(found.get(text), part.score(rows))
-                out[place, own, at] = rows.attended.view(call.shared, len(at), -1).to(out)
-            for text, part in parts.items():
-                key = text, (call.layer, kv)
-                totals[key] = part.join(totals.get(key), part.collect(rows, found[text]))
+                    key = text, (call.layer, kv)
+                    before = found[key][1] if key in found else None
+                    found[key] = rows, part.join(before, part.score(rows))
+                out[own, at] = rows.attended.view(call.shared, len(at), -1).to(out)
         return out
 
-    def _refer(self, call: AttentionCall, places: Sequence[int], many: int) -> None:
-        """Keep so many queries of each of these pieces, with the keys of the piece."""
+    def _refer(self, call: AttentionCall, many: int) -> None:
+        """Keep so many queries of a piece, with the keys of the piece."""
         last = call.query.shape[2] - 1
         some = torch.linspace(0, last, min(many, last + 1), device=self.ids.device).round().long()
+        one = call.take(some)
+        seen = one.visible(torch.arange(len(some), device=some.device))
+        key, value = (x[:, :, self.keys :].clone() for x in (one.key, one.value))
+        one = replace(one, key=key, value=value, mask=seen)
         known = self.references["replay"]
-        for place in places:
-            one = call.take(some, place)
-            seen = one.visible(torch.arange(len(some), device=some.device))
-            key, value = (x[:, :, self.keys :].clone() for x in (one.key, one.value))
-            one = replace(one, key=key, value=value, mask=seen)
-            before = known.get(call.layer)
-            known[call.layer] = one if before is None else beside(before, one, self.keys)
+        before = known.get(call.layer)
+        known[call.layer] = one if before is None else beside(before, one, self.keys)
 
     def _with_last(self, part: Observed, place: Place, replayed: Tensor) -> Tensor:
         """The mean of a key's scores by the replay and by the last queries; of the keys that stand

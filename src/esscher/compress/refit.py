@@ -33,21 +33,13 @@ RIDGE = 1.0
 
 @dataclass(frozen=True)
 class _Rows:
-    """The reference queries of one kind: softmax weights (heads, m, P) on the kept keys, and what
-    is missing from the outputs (heads, m, width).
+    """The reference queries of one kind of the heads that share keys: softmax weights (heads, m, n)
+    on the kept keys, and what is missing from the outputs (heads, m, width).
     """
 
     kind: str
     weights: Tensor
     missing: Tensor
-
-    def of(self, heads: slice, kept: Tensor) -> _Rows:
-        """The same for the heads that share keys, on the keys they keep."""
-        return replace(
-            self,
-            weights=self.weights[heads][..., kept].double(),
-            missing=self.missing[heads].double(),
-        )
 
 
 def chosen(
@@ -70,33 +62,35 @@ def refit(prompt: Prompt, choice: Choice, ridge: float = RIDGE) -> Choice:
     spared = {kind: choice.sparing(last).kept for kind, last in prompt.spared.items()}
     values, losses = {}, dict.fromkeys((k for k, own in prompt.references.items() if own), 0.0)
     for layer in choice.kept:
-        rows = []
-        for kind in losses:
-            (call,) = prompt.calls(kind, layer)
-            rows.append(_Rows(kind, *_on_kept(call, spared[kind][layer])))
+        calls = {kind: call for kind in losses for call in prompt.calls(kind, layer)}
+        call = calls["last"]
         values[layer] = call.value[0, :, : prompt.keys].clone()
         for kv, kept in enumerate(choice.kept[layer]):
             heads = slice(kv * call.shared, (kv + 1) * call.shared)
             metric = prompt.metric.of_layer[layer][heads].double()
-            moved = _fitted([part.of(heads, kept) for part in rows], metric, ridge, losses)
+            rows = [
+                _on_kept(kind, one, kv, kept, spared[kind][layer][kv])
+                for kind, one in calls.items()
+            ]
+            moved = _fitted(rows, metric, ridge, losses)
             values[layer][kv, kept] += moved.to(values[layer].dtype)
     return replace(choice, values=values, losses=losses)
 
 
-def _on_kept(call: AttentionCall, kept: Tensor) -> tuple[Tensor, Tensor]:
-    """Softmax weights (heads, m, P) where only some keys of the prompt are kept, (kv_heads, P), and
-    what is then missing from the outputs, (heads, m, width). Later keys and a sink logit stay.
+def _on_kept(kind: str, call: AttentionCall, kv: int, kept: Tensor, stay: Tensor) -> _Rows:
+    """The heads of one key-value head where, of the keys of the prompt, only those that ``stay``,
+    (P,), are there; weights of those ``kept``. Later keys and a sink logit stay.
     """
-    keys = kept.shape[1]
-    full = call.weights()[0]
+    heads = slice(kv * call.shared, (kv + 1) * call.shared)
+    full = call.weights(heads=heads)[0]
     left = full.clone()
-    left[..., :keys] *= kept.repeat_interleave(call.shared, 0)[:, None]
+    left[..., : len(stay)] *= stay
     mass = left.sum(-1, keepdim=True)
     if call.sinks is not None:
         mass += (1 - full.sum(-1, keepdim=True)).clamp_min(0)
     left /= mass.clamp_min(torch.finfo(left.dtype).tiny)
-    value = call.value[0].to(left.dtype).repeat_interleave(call.shared, 0)
-    return left[..., :keys], (full - left) @ value
+    missing = full.sub_(left) @ call.value[0, kv].to(left.dtype)
+    return _Rows(kind, left[..., : len(kept)][..., kept].double(), missing.double())
 
 
 def _fitted(

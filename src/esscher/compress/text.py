@@ -131,7 +131,9 @@ class Text:
         """
         dropping = self.source.layers
         return {
-            call.layer: head_errors(call, choice) for call in self.calls if call.layer in dropping
+            call.layer: head_errors(call, choice, self.limits[call.layer])
+            for call in self.calls
+            if call.layer in dropping
         }
 
     def run(self, cell: Cell) -> tuple[Choice, Outcome, list[dict[str, Any]]]:

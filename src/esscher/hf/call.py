@@ -12,7 +12,7 @@ but it is no key, has no value, and is in no cache.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -76,12 +76,12 @@ def score(
     seen: Tensor | None = None,
 ) -> Float[Tensor, "... m n"]:
     """cap(scale <q, k>) + bias, and -inf for keys that are not seen; in float32 at least."""
-    scores = (q @ k.mT).to(torch.promote_types(q.dtype, torch.float32)) * scale
+    scores = (q @ k.mT).to(torch.promote_types(q.dtype, torch.float32)).mul_(scale)
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     if bias is not None:
         scores = scores + bias
-    return scores if seen is None else scores.masked_fill(~seen, -torch.inf)
+    return scores if seen is None else scores.masked_fill_(~seen, -torch.inf)
 
 
 def softmax(
@@ -93,6 +93,8 @@ def softmax(
         logits = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
         scores = torch.cat([scores, logits], dim=-1)
     blind = scores.amax(dim=-1, keepdim=True) == -torch.inf
+    if not bool(blind.any()):
+        return torch.softmax(scores, -1)[..., :keys]
     return torch.softmax(scores.masked_fill(blind, 0.0), -1).masked_fill(blind, 0.0)[..., :keys]
 
 
@@ -183,12 +185,13 @@ class AttentionCall:
         """Scores of all queries or of those at some positions; -inf for keys that are not seen."""
         if at is not None:
             return self.take(at).scores(heads=heads)
-        q, k = (at_least_single(x) for x in (self.query[:, heads], self._for_heads(self.key)))
+        of = torch.arange(self.heads, device=self.key.device)[heads] // self.shared
+        q, k = (at_least_single(x) for x in (self.query[:, heads], self.key[:, of]))
         bias, seen = (
-            None if x is None else x.expand(-1, self.heads, -1, -1)[:, heads]
+            None if x is None else x if x.shape[1] == 1 else x[:, heads]
             for x in (self.bias, self.allowed)
         )
-        return score(q, k[:, heads], self.scale, self.softcap, bias, seen)
+        return score(q, k, self.scale, self.softcap, bias, seen)
 
     def weights(
         self, at: Int[Tensor, " m"] | None = None, heads: slice = slice(None)
@@ -254,21 +257,38 @@ class AttentionCall:
         ``rows``: queries of the call, rising; its last query stands at its last key. ``place``: of
         the sequence in the batch.
         """
+        return self._context(kv_head, rows, place, *self._limits(rows, keys, place))
+
+    def contexts(self, rows: Int[Tensor, " m"]) -> Iterator[Context]:
+        """The context of each key-value head in turn, of the first sequence."""
+        limits = self._limits(rows, None, 0)
+        return (self._context(kv, rows, 0, *limits) for kv in range(self.kv_heads))
+
+    def _limits(
+        self, rows: Tensor, keys: int | None, place: int
+    ) -> tuple[Tensor, Bool[Tensor, "heads m keys"] | None, int]:
+        """Where the queries stand, a mask where they do not simply see all earlier keys, and the
+        number of keys.
+        """
         total = self.key.shape[2]
         keys = total if keys is None else keys
+        positions = (rows + total - self.query.shape[2]).clamp(max=keys - 1)
+        seen = self.visible(rows)[place, ..., :keys]
+        earlier = torch.arange(keys, device=rows.device) <= positions[:, None]
+        return positions, None if bool((seen == earlier).all()) else seen, keys
+
+    def _context(
+        self, kv_head: int, rows: Tensor, place: int, positions: Tensor, seen: Any, keys: int
+    ) -> Context:
         own = slice(kv_head * self.shared, (kv_head + 1) * self.shared)
         parts = self.query[place, own, rows], self.key[place, kv_head], self.value[place, kv_head]
         q, k, v = (at_least_single(x) for x in parts)
-        positions = (rows + total - self.query.shape[2]).clamp(max=keys - 1)
-        seen = self.visible(rows)[place, ..., :keys]
-        seen = seen if len(seen) == 1 else seen[own]
-        earlier = torch.arange(keys, device=rows.device) <= positions[:, None]
-        causal = bool((seen == earlier).all())
-        seen = seen.expand(self.shared, -1, -1)
+        if seen is not None:
+            seen = (seen if len(seen) == 1 else seen[own]).expand(self.shared, -1, -1)
         logits = None
         if self.softcap is not None or self.bias is not None:
             scores = self.take(rows, place).scores(heads=own)[0, :, :, :keys]
-            logits = scores.masked_fill(~seen, 0.0).flatten(0, 1)
+            logits = scores.masked_fill(scores == -torch.inf, 0.0).flatten(0, 1)
         sinks = None if self.sinks is None else at_least_single(self.sinks[own])
         return Context(
             q.flatten(0, 1),
@@ -276,7 +296,7 @@ class AttentionCall:
             v[:keys],
             self.scale,
             positions.repeat(self.shared),
-            None if causal else seen.flatten(0, 1),
+            None if seen is None else seen.flatten(0, 1),
             logits,
             heads=torch.arange(self.shared, device=rows.device).repeat_interleave(len(rows)),
             sink=None if sinks is None else sinks.repeat_interleave(len(rows)),

@@ -175,16 +175,20 @@ class Prefilled:
         self.model, self.cache = model, cache
 
     @contextlib.contextmanager
-    def repeated(self, batch: int) -> Iterator[None]:
-        """Inside, the cache serves so many continuations side by side; it is not copied."""
-        with self._restored():
-            for layer in self.cache.layers:
-                pair = layer.keys, layer.values
-                layer.keys, layer.values = (x.expand(batch, -1, -1, -1) for x in pair)
+    def beside(self) -> Iterator[None]:
+        """Inside, the cache serves several continuations side by side, and is not copied: the
+        attention calls hold the new keys and values alone, their masks those of the cache too.
+        """
+        for layer in self.cache.layers:
+            layer.update = lambda key, value, *_, **__: (key, value)
+        try:
             yield
+        finally:
+            for layer in self.cache.layers:
+                del layer.update
 
     @contextlib.contextmanager
-    def _restored(self) -> Iterator[None]:
+    def restored(self) -> Iterator[None]:
         """The cache is afterwards as it was."""
         before = [(layer.keys, layer.values) for layer in self.cache.layers]
         try:
@@ -208,7 +212,7 @@ class Prefilled:
         those of the last token alone are computed, where the model can. ``watch``: what else
         :func:`intervene` takes.
         """
-        with self._restored(), intervene(self.model, decide, **watch):
+        with self.restored(), intervene(self.model, decide, **watch):
             result = self.model(
                 input_ids=ids,
                 past_key_values=self.cache,

@@ -72,11 +72,14 @@ class Context:
         and limits stay those of all keys.
         """
         place = torch.searchsorted(columns, self.positions, right=True) - 1
-        mask, logits = (None if x is None else x[:, columns] for x in (self.mask, self.logits))
+        # the first keys are a view, any others a copy
+        first = len(columns) and int(columns[-1]) == len(columns) - 1
+        at = slice(len(columns)) if first else columns
+        mask, logits = (None if x is None else x[:, at] for x in (self.mask, self.logits))
         return replace(
             self,
-            k=self.k[columns],
-            v=self.v[columns],
+            k=self.k[at],
+            v=self.v[at],
             positions=place.clamp_min(0),
             mask=mask,
             logits=logits,

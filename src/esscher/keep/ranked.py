@@ -69,10 +69,10 @@ class Observed(Ranked):
         return total
 
     def join(self, total: Tensor | None, found: Tensor) -> Tensor:
-        """Two sets of queries together."""
+        """Two sets of queries together; the first may be changed."""
         if total is None:
             return found
-        return torch.maximum(total, found) if self.largest else total + found
+        return torch.maximum(total, found) if self.largest else total.add_(found)
 
     def finish(self, total: Tensor, count: int) -> Tensor:
         """The order (N,) from the joined scores of ``count`` queries."""
@@ -280,7 +280,8 @@ def removal_sums(rows: Context) -> Tensor:
     odds = weight[:, : int(inside[-1]) + 1]
     heavy = (odds.amax(1) > MOST).nonzero()[:, 0]
     top, at = odds[heavy].max(1)
-    odds = odds / (1 - odds)
+    rest = 1 - odds
+    odds = torch.div(odds, rest, out=rest)
     odds[heavy, at] = 0.0
     odds.square_()
     metrics, end = _metrics(rows, values), 0
@@ -296,8 +297,8 @@ def removal_sums(rows: Context) -> Tensor:
         mine = (heavy >= start) & (heavy < end)
         if bool(mine.any()):
             others = weight[heavy[mine]].scatter_(1, at[mine, None], 0.0)
-            rest = others.sum(1, keepdim=True).clamp_min(torch.finfo(top.dtype).tiny)
-            away = top[mine, None] * (values[at[mine]] - others @ values / rest)
+            left = others.sum(1, keepdim=True).clamp_min(torch.finfo(top.dtype).tiny)
+            away = top[mine, None] * (values[at[mine]] - others @ values / left)
             sums[i, -1].index_add_(0, at[mine], ((away @ metric) * away).sum(1))
     return sums if len(inside) == odds.shape[1] else sums[..., inside]
 
