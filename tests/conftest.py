@@ -23,6 +23,10 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tests import accelerator
+
+accelerator.make()
+
 # Hypothesis: no deadline, since a test never asserts a time; the same examples in every run.
 settings.register_profile("esscher", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("esscher")

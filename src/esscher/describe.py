@@ -19,7 +19,7 @@ from esscher.hf.capture import example_inputs, forward, refusal
 from esscher.hf.checkpoint import read_config, resolve
 from esscher.hf.gguf import skeleton
 from esscher.hf.gradients import DRAWS
-from esscher.hf.loading import Loaded, encoder_of, outline_model, positions, task_of
+from esscher.hf.loading import DTYPES, Loaded, encoder_of, outline_model, positions, task_of
 from esscher.probe.job import check_asked
 from esscher.probe.session import Session, session_on, window_length
 from esscher.probe.spec import KEYS, ProbeSpec
@@ -148,7 +148,7 @@ def describe(
         parameters=sum(parameter.numel() for parameter in built.parameters()),
         **{name: getattr(loaded, name, None) for name in names},
         max_positions=positions(built) if loaded is None else loaded.max_positions,
-        cost=estimate_cost(loaded, asked, source.file is not None) if loaded and cost else None,
+        cost=estimate_cost(loaded, asked) if loaded and cost else None,
     )
 
 
@@ -163,12 +163,11 @@ def _refused(model: Any) -> str:
     return f"{type(model).__name__}: not reached without weights; esscher probe will tell"
 
 
-def estimate_cost(loaded: Loaded, asked: ProbeSpec = DEFAULT, packed: bool = False) -> Cost:
+def estimate_cost(loaded: Loaded, asked: ProbeSpec = DEFAULT) -> Cost:
     """Every stage of the probe that is ``asked`` for, counted, over the speed of this machine; text
     without a number of tokens counts as KEYS.
 
-    Memory is weights in float32, the keys and values that are held at once, and a block; weights of
-    a GGUF file (``packed``) are there twice while they are read.
+    Memory is the weights, the keys and values that are held at once in float32, and a block.
     """
     tokens = asked.corpus.max_tokens or KEYS
     length = window_length(asked, loaded)
@@ -183,10 +182,10 @@ def estimate_cost(loaded: Loaded, asked: ProbeSpec = DEFAULT, packed: bool = Fal
     spent = timeit.timeit(lambda: square @ square, timer=time.process_time, number=PRODUCTS)
     speed = 2.0 * SIDE**3 * PRODUCTS / spent
     parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
-    held = max(4 * parameters + _held(session) + BLOCK, 8 * parameters if packed else 0)
+    weights = torch.finfo(DTYPES[asked.dtype]).bits // 8 * parameters
     return Cost(
         seconds=sum(operations.values()) / speed,
-        bytes=int(LIBRARIES + held),
+        bytes=int(LIBRARIES + weights + _held(session) + BLOCK),
         tokens=tokens,
         keys=session.windows.length if session.own else tokens,
         queries=len(session.queries),

@@ -21,7 +21,7 @@ from esscher.icl import (
     risk,
 )
 from esscher.icl.layer import KINDS
-from esscher.icl.specs import TrainSpec
+from esscher.icl.specs import FlowSpec, TrainSpec
 from esscher.icl.training import (
     Pair,
     batches,
@@ -220,6 +220,11 @@ def test_paper_settings_are_the_defaults():
         unit["length"] for unit in find_job("icl-train").units(spec)
     )
     assert len(find_job("icl-train").units(spec)) == 18
+
+
+def test_flows_are_of_the_cpu_and_say_so(tmp_path: Path):
+    with pytest.raises(ValueError, match="icl-flow is computed on the CPU, got 'cuda'"):
+        execute(FlowSpec(lengths=(10,), device="cuda"), tmp_path / "run")
 
 
 def test_a_training_run_is_resumed_to_the_same_tables(tmp_path: Path):

@@ -58,6 +58,7 @@ def train(
     noise: Noise = None,
     task_cov: TaskCov = None,
     seed: Seed = None,
+    device: Annotated[str | None, option(TrainSpec, "device")] = None,
     workers: options.Workers = 1,
     dask: options.Dask = None,
     out: options.Out = None,
@@ -69,6 +70,7 @@ def train(
 
     Example: esscher icl train --lengths 10 --steps 20000 --seeds 1
     """
+    options.check_device(device or "cpu")
     _run(TrainSpec, locals())
 
 

@@ -114,7 +114,8 @@ class KeepErrors:
         if nats:
             assert found.bias is not None
             assert self.asked.metric is not None
-            metric = self.asked.metric[self.asked.heads].double().cpu().numpy()
+            assert self.asked.heads is not None
+            metric = self.asked.metric.double().cpu()[self.asked.heads.cpu()].numpy()
             found = replace(found, nats=((found.bias @ metric) * found.bias).sum(2) / 2)
         return found, sizes
 

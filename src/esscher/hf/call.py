@@ -233,8 +233,9 @@ class AttentionCall:
             q, bias, seen, reach = query[:, :, at], self.bias_at(at), None, slice(0, key.shape[2])
             if self.mask is not None or self.causal:
                 seen = self.visible(at)
-                some = seen.flatten(0, -2).any(0).nonzero()[:, 0].tolist() or [0]
-                reach = slice(some[0], some[-1] + 1)
+                some = seen.flatten(0, -2).any(0).nonzero()[:, 0]
+                first, last = some[[0, -1]].tolist() if len(some) else (0, 0)
+                reach = slice(first, last + 1)
                 seen = seen[..., reach]
             bias = None if bias is None else bias[..., reach]
             k, v = key[:, :, reach], value[:, :, reach]

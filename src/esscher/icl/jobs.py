@@ -137,7 +137,9 @@ CONCENTRATED = _declared(
 
 
 def _check(spec: Spec) -> None:
-    """A mistake in a covariance is told before anything is computed."""
+    """A mistake in a covariance or a device is told before anything is computed."""
+    if spec.device != "cpu" and not isinstance(spec, TrainSpec):
+        raise ValueError(f"device: {spec.job} is computed on the CPU, got {spec.device!r}")
     for covariance in spec.covariances:
         spec.task(covariance)
 
