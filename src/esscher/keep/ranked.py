@@ -6,6 +6,7 @@ H2O and TOVA are :class:`Heavy` with other settings (``named.py``).
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -218,7 +219,7 @@ class KVzip(Observed):
     piece = 2048  # the paper's
 
     def score(self, rows: Context) -> Tensor:
-        return rows.softmax[:, rows.inside].amax(0)
+        return _of_keys(rows, rows.softmax).amax(0)
 
 
 class KVzipPlus(KVzip):
@@ -250,17 +251,32 @@ class KVgrad(KVzip):
 
 def _largest_value(rows: Context, factor: Tensor) -> Tensor:
     """(N,): the largest of weight |W_O v| times a factor of each query; |v| without W_O."""
-    weight = rows.softmax[:, rows.inside]
+    weight = _of_keys(rows, rows.softmax)
     weight = weight * factor[:, None].to(weight.dtype)
-    values = rows.v.to(weight.dtype)
-    if rows.heads is None or rows.output is None:
-        largest: Tensor = weight.amax(0) * values.norm(dim=1)
-        return largest
-    found = weight.new_zeros(rows.keys)
-    for head in torch.unique(rows.heads).tolist():
-        length = (values @ rows.output[head].to(weight.dtype)).norm(dim=1)
-        found = torch.maximum(found, weight[rows.heads == head].amax(0) * length)
+    values, found = rows.v.to(weight.dtype), weight.new_zeros(rows.keys)
+    metrics = _metrics(replace(rows, metric=None), values)
+    for i, own in _by_head(rows, metrics):
+        length = ((values @ metrics[i]) * values).sum(1).clamp_min(0).sqrt()
+        torch.maximum(found, weight[own].amax(0) * length, out=found)
     return found
+
+
+def _of_keys(rows: Context, weights: Tensor) -> Tensor:
+    """Of weights (..., N') those of the keys of ``rows``; a view where these are the first."""
+    inside = rows.inside
+    if int(inside[-1]) + 1 == len(inside):
+        return weights[..., : len(inside)]
+    return weights[..., inside]
+
+
+def _by_head(rows: Context, metrics: Tensor) -> Iterator[tuple[int, slice]]:
+    """Each head with a metric, and which queries are the head's; one metric is for all of them."""
+    heads = torch.zeros_like(rows.positions) if len(metrics) == 1 else rows.heads
+    present, counts = torch.unique_consecutive(heads, return_counts=True)
+    end = 0
+    for i, many in zip(present.tolist(), counts.tolist(), strict=True):
+        start, end = end, end + many
+        yield i, slice(start, end)
 
 
 MOST = 0.99  # of the weight: beyond it the differences below lose too many digits
@@ -284,23 +300,20 @@ def removal_sums(rows: Context) -> Tensor:
     odds = torch.div(odds, rest, out=rest)
     odds[heavy, at] = 0.0
     odds.square_()
-    metrics, end = _metrics(rows, values), 0
+    metrics = _metrics(rows, values)
     sums = values.new_zeros(len(metrics), values.shape[1] + 3, odds.shape[1])
-    heads = torch.zeros_like(rows.positions) if len(metrics) == 1 else rows.heads
-    present, counts = torch.unique_consecutive(heads, return_counts=True)
-    for i, many in zip(present.tolist(), counts.tolist(), strict=True):
-        start, end = end, end + many
-        metric, seen = metrics[i], output[start:end]
+    for i, own in _by_head(rows, metrics):
+        metric, seen = metrics[i], output[own]
         size = ((seen @ metric) * seen).sum(1, keepdim=True)
         found = torch.cat([torch.ones_like(size), seen, size], 1)
-        torch.mm(found.T, odds[start:end], out=sums[i, :-1])
-        mine = (heavy >= start) & (heavy < end)
+        torch.mm(found.T, odds[own], out=sums[i, :-1])
+        mine = (heavy >= own.start) & (heavy < own.stop)
         if bool(mine.any()):
             others = weight[heavy[mine]].scatter_(1, at[mine, None], 0.0)
             left = others.sum(1, keepdim=True).clamp_min(torch.finfo(top.dtype).tiny)
             away = top[mine, None] * (values[at[mine]] - others @ values / left)
             sums[i, -1].index_add_(0, at[mine], ((away @ metric) * away).sum(1))
-    return sums if len(inside) == odds.shape[1] else sums[..., inside]
+    return _of_keys(rows, sums)
 
 
 def removal_cost(rows: Context, sums: Tensor) -> Tensor:
