@@ -11,10 +11,11 @@ from esscher.compress.choose import PAGE, SPLIT, Choice, cache_rule, choose, def
 from esscher.compress.job import compute
 from esscher.compress.per_query import PerQueryText
 from esscher.compress.price import predicted
-from esscher.compress.prompt import Prompt, Settings
+from esscher.compress.prompt import MOVED, Prompt, Settings
 from esscher.compress.session import source_of
 from esscher.compress.text import Cell, Text
 from esscher.hf.call import AttentionCall
+from esscher.hf.capture import capture
 from esscher.hf.gradients import output_slopes
 from esscher.keep import Context, Fisher, KVzip, parse
 from tests.compress.runs import WINDOW, source, spec
@@ -181,8 +182,10 @@ def test_a_replay_reads_the_prompt_once_more() -> None:
     assert all(bool(rows[:, :4].all()) and bool(rows[:, -16:].all()) for rows in kept.values())
 
 
-def test_fisher_is_the_mean_over_a_replay_and_the_last_queries() -> None:
-    """Keys that stand among the last queries stay for them, and have the replay's score alone."""
+def test_fisher_is_the_mean_over_all_kinds_of_queries() -> None:
+    """Over a replay, the last queries and the moved ones, which count twice; keys that stand among
+    the last queries stay for them.
+    """
     found = source("llama", rules=["fisher"], observe=8, dtype="float64")
     asked = Text(found, found.ids(int(found.texts[0])), found.prefill)
     prompt, rule = asked.prompt, found.rules["fisher"]
@@ -194,22 +197,63 @@ def test_fisher_is_the_mean_over_a_replay_and_the_last_queries() -> None:
     assert metric is not None
     keys, last = prompt.keys, prompt.spared["last"]
     assert last == 8
-    for call in prompt.calls("last"):  # all eight queries: few enough to be kept
-        weights, values = call.weights()[0], call.value[0]
+
+    def removed(call: AttentionCall, kv: int, j: int) -> float:
+        """Mean cost at these queries, summed over heads, when key j is taken out."""
+        cost, values = 0.0, call.value[0, kv]
+        for head in range(kv * call.shared, (kv + 1) * call.shared):
+            rows = call.weights()[0, head].clone()
+            full = rows @ values
+            rows[:, j] = 0
+            error = rows @ values / rows.sum(1, keepdim=True) - full
+            every = error.expand(call.heads, -1, -1)
+            cost += float(metric.nats(call.layer, every)[head].mean())
+        return cost
+
+    for own, moved in zip(prompt.calls("last"), prompt.calls("moved"), strict=True):
+        assert moved.query.shape[2] == keys // MOVED  # few enough queries: all are kept
+        for kv in range(own.kv_heads):
+            score = prompt.scores(rule)[own.layer][kv]
+            of_replay = alone.scores(replayed)[own.layer][kv]
+            for j in range(0, keys, 7):
+                cost, weight = float(of_replay[j]) + 2 * removed(moved, kv, j), 3
+                if j < keys - last:
+                    cost, weight = cost + removed(own, kv, j), 4
+                assert float(score[j]) == pytest.approx(cost / weight, rel=1e-6)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma", "gpt_oss"])
+def test_moved_queries_stand_where_the_text_goes_on(family: str) -> None:
+    """Against the queries that the model makes when the prompt stands behind itself; they see what
+    the cache holds.
+    """
+    found = source(family, rules=["fisher"], sinks=1, recent=2)
+    ids = found.ids(int(found.texts[0]))[:, : found.prefill]
+    settings = Settings(replay=0.0)  # then all queries are moved
+    model, rules = found.loaded.model, [found.rules["fisher"]]
+    prompt = Prompt(model, ids, rules, found.outputs, settings=settings)
+    later: dict[int, AttentionCall] = {}
+    with torch.no_grad(), capture(model, lambda call: later.update({call.layer: call})):
+        positions = torch.arange(prompt.keys)[None] + 64  # the prompt is one piece
+        model(input_ids=ids, position_ids=positions, use_cache=False)
+    for call in prompt.calls("moved"):
+        torch.testing.assert_close(call.query, later[call.layer].query, rtol=1e-3, atol=1e-4)
         for kv in range(call.kv_heads):
-            score = prompt.scores(rule)[call.layer][kv]
-            of_replay = alone.scores(replayed)[call.layer][kv]
-            torch.testing.assert_close(score[keys - last :], of_replay[keys - last :])
-            for j in range(0, keys - last, 7):  # one key is taken out
-                cost = 0.0
-                for head in range(kv * call.shared, (kv + 1) * call.shared):
-                    rows = weights[head].clone()
-                    full = rows @ values[kv]
-                    rows[:, j] = 0
-                    error = rows @ values[kv] / rows.sum(1, keepdim=True) - full
-                    every = error.expand(call.heads, -1, -1)
-                    cost += float(metric.nats(call.layer, every)[head].mean())
-                assert float(score[j]) == pytest.approx((float(of_replay[j]) + cost) / 2, rel=1e-6)
+            seen = call.weights(heads=slice(kv * call.shared, kv * call.shared + 1))[0, 0] > 0
+            assert torch.equal(seen.any(0), prompt.held_by((call.layer, kv)))
+
+
+def test_without_a_replay_other_queries_score() -> None:
+    """A model with learned positions has the last queries alone."""
+    for family, kinds in (("llama", {"last", "moved"}), ("gpt2", {"last"})):
+        found = source(family, rules=["fisher"], sinks=1, recent=2, observe=8, replay=0)
+        asked = Text(found, found.ids(int(found.texts[0])), found.prefill).prompt
+        assert {kind for kind, calls in asked.references.items() if calls} == kinds
+        kept = choose(asked, found.rules["fisher"], 0.5, "cut").kept
+        assert sum(int(rows.sum()) for rows in kept.values()) > 0
+    found = source("llama", rules=["kvzip"], replay=0)
+    with pytest.raises(ValueError, match="replay: kvzip scores keys by a replay"):
+        Text(found, found.ids(int(found.texts[0])), found.prefill)
 
 
 def test_slopes_are_gradients_at_the_output_of_attention() -> None:

@@ -1,15 +1,20 @@
 """A prompt after its prefill, and how every eviction rule scores its keys.
 
-Rules read the last queries of the prompt, or those of a replay, where the model is asked to repeat
-the prompt and sees it once more, or both. Replays go through the model piece by piece over the
-cache, so that memory does not grow with the square of the prompt. Every piece stands right behind
-the prompt, as the text that goes on will: short pieces score keys better than one long replay,
-whose later queries look at the replay itself.
+Rules read queries of three kinds, which stand for those of a future that is unknown:
 
-Rules that read both sets score a key by the mean of its replay score and its last-query score.
-Keys that stand among the last queries have the replay score alone: for the last queries they count
-as always kept, as neighbours of a decoded token are. Otherwise the budget would go to them, and
-later queries have other neighbours.
+- last: the last queries of the prompt. They know how the text goes on.
+- replay: the model is asked to repeat the prompt and sees it once more. These queries look up every
+  part of the prompt, as later questions may. They go through the model piece by piece over the
+  cache, so that memory does not grow with the square of the prompt. Every piece stands right behind
+  the prompt, as the text that goes on will: short pieces score keys better than one long replay,
+  whose later queries look at the replay itself.
+- moved: the prompt's own queries, every piece of them turned to the positions right behind the
+  prompt. They are of text as it comes, there are many, and they cost no pass through the model.
+
+A rule that reads all of them scores a key by the mean of its scores by each kind, with WEIGHTS.
+Keys that stand among the last queries have no score by these: for the last queries they count as
+always kept, as neighbours of a decoded token are. Otherwise the budget would go to them, and later
+queries have other neighbours.
 """
 
 from __future__ import annotations
@@ -29,6 +34,7 @@ from esscher.hf.call import AttentionCall
 from esscher.hf.gradients import FisherMetric, drawn_gradients, fisher_metric, output_slopes
 from esscher.hf.interventions import Kept, Prefilled, prefill, with_kept
 from esscher.hf.loading import positions
+from esscher.hf.rotation import moved, rotations
 from esscher.keep import Context
 from esscher.keep.ranked import PIECE, Observed
 from esscher.keep.rule import PAIRS, Ranked, Rule
@@ -42,7 +48,9 @@ LEAST_PIECE = 8
 GRADIENT_TOKENS = 256  # last tokens of a prompt that the Fisher metric comes from
 GRADIENT_DRAWS = 2
 REFERENCE = 64  # last queries by which a loss is predicted before anything is decoded
-REPLAYED = 256  # replayed queries for the same, and for refits
+REPLAYED = 256  # replayed queries for the same, and for refits; as many moved ones
+WEIGHTS = {"last": 1, "replay": 1, "moved": 2}  # chosen on the first halves of two texts
+MOVED = 4  # every so many queries of the prompt are moved beside a replay, all without one
 REFERRED = 16  # most pieces of a replay that these queries are taken from
 TOGETHER = 1024  # replayed tokens that go through the model at once
 
@@ -51,7 +59,8 @@ TOGETHER = 1024  # replayed tokens that go through the model at once
 class Settings:
     """``observe``: last queries that rules read. ``sinks``, ``recent``: keys that are always kept
     where a rule does not name its own. ``replay``: share of the prompt that is replayed, in pieces
-    spread evenly over it: less time, scores by fewer queries.
+    spread evenly over it: less time, and later questions find less. 0: rules that read queries of
+    all kinds do without.
     """
 
     observe: int = 64
@@ -85,11 +94,23 @@ class Prompt:
         self.replayed: dict[tuple[str, Place], Tensor] = {}
         # sample queries that predict the loss of a choice, by layer (``calls`` joins the prompt's
         # keys to replayed ones); how many of the prompt's last keys are always kept for them
-        self.references: dict[str, dict[int, AttentionCall]] = {"last": {}, "replay": {}}
-        self.spared = {"last": min(self.settings.observe, ids.shape[1] // 2), "replay": 0}
+        self.references: dict[str, dict[int, AttentionCall]] = {kind: {} for kind in WEIGHTS}
+        self.spared = dict.fromkeys(WEIGHTS, 0)
+        self.spared["last"] = min(self.settings.observe, ids.shape[1] // 2)
         self._sink = sink
         self._sure: dict[Rule, dict[int, Tensor]] = {}
         self._shared: dict[int, int] = {}  # by layer: heads that read one key-value head
+        wanted = [
+            part
+            for rule in rules
+            for part in rule.parts
+            if isinstance(part, Observed) and part.queries != "last"
+        ]
+        every = {part.text(): part for part in wanted if part.queries == "all"}
+        # queries to be moved, and where they stand
+        self._queries: dict[int, list[Tensor]] | None = {} if every or metric else None
+        step = MOVED if self.settings.replay else 1
+        self._positions = torch.arange(0, self.keys, step, device=ids.device)
         generator = torch.Generator().manual_seed(self.settings.seed)
         self.metric: FisherMetric | None = None
         tokens = ids.shape[1]
@@ -107,16 +128,23 @@ class Prompt:
             self.metric = fisher_metric(draws)
             for (layer, kv), context in self.contexts.items():
                 self.contexts[layer, kv] = replace(context, metric=self._metric(layer, kv))
-        wanted = [
-            part
-            for rule in rules
-            for part in rule.parts
-            if isinstance(part, Observed) and part.queries != "last"
-        ]
-        sizes = sorted({part.piece for part in wanted} or {PIECE} if wanted or metric else ())
-        for size in sizes:
-            own = {part.text(): part for part in wanted if part.piece == size}
-            self._replay(size, own, refer=size == sizes[0])
+        scores = self._moved(every) if self._queries is not None else {}
+        self._queries = None
+        if self.settings.replay:
+            sizes = sorted({part.piece for part in wanted} or {PIECE} if wanted or metric else ())
+            for size in sizes:
+                own = {part.text(): part for part in wanted if part.piece == size}
+                self._replay(size, own, refer=size == sizes[0])
+        elif others := [part.text() for part in wanted if part.queries == "replay"]:
+            raise ValueError(
+                f"replay: {others[0]} scores keys by a replay; give a share of the prompt above 0,"
+                " or a rule that does without, such as fisher or snapkv"
+            )
+        for text, part in every.items():
+            for place in self.contexts:
+                key = text, place
+                known = {"replay": self.replayed.get(key), "moved": scores.get(key)}
+                self.replayed[key] = self._joined(part, place, known)
 
     @property
     def keys(self) -> int:
@@ -127,6 +155,10 @@ class Prompt:
         if self._sink is not None:
             self._sink(call)
         tokens, self._shared[call.layer] = call.query.shape[2], call.shared
+        if self._queries is not None:
+            at = self._positions - (call.key.shape[2] - tokens)
+            at = at[(at >= 0) & (at < tokens)]
+            self._queries.setdefault(call.layer, []).append(call.query[0, :, at].detach())
         rows = torch.arange(
             max(0, tokens - self.settings.observe), tokens, device=call.query.device
         )
@@ -170,6 +202,57 @@ class Prompt:
         """(P,): keys that the cache of a head holds: those that the last query sees."""
         context = self.contexts[place]
         return context.visible[int(context.positions.argmax())]
+
+    # ---- moved queries
+
+    def _moved(self, parts: Mapping[str, Observed]) -> dict[tuple[str, Place], Tensor]:
+        """Scores of all keys by the prompt's queries, moved behind it, and some of these queries
+        for reference; nothing where the model does not turn queries.
+        """
+        assert self._queries is not None
+        # every piece of the prompt goes right behind it
+        steps = -(-(self.keys - self._positions) // PIECE)
+        turns = rotations(self.model, PIECE, int(steps[0]) + 1)
+        found: dict[tuple[str, Place], Tensor] = {}
+        for layer, turn in turns.items():
+            query = moved(torch.cat(self._queries.pop(layer), 1), steps, turn)[None]
+            held = torch.stack(
+                [self.held_by((layer, kv)) for kv in range(len(query[0]) // self._shared[layer])]
+            )
+            mask = held.repeat_interleave(self._shared[layer], 0)[None, :, None]
+            call = replace(
+                self.references["last"][layer],
+                query=query,
+                mask=None if bool(held.all()) else mask.expand(-1, -1, len(steps), -1),
+                causal=False,
+                bias=None,
+            )
+            count = min(REPLAYED, len(steps))
+            some = torch.linspace(0, len(steps) - 1, count, device=query.device)
+            self.references["moved"][layer] = call.take(some.round().long())
+            sums = Found()
+            if parts:
+                self._score(call, parts, sums, behind=True)
+            for (text, place), (rows, total) in sums.items():
+                score = parts[text].collect(rows, total)
+                found[text, place] = parts[text].finish(score, len(steps))
+        return found
+
+    def _joined(self, part: Observed, place: Place, known: Mapping[str, Tensor | None]) -> Tensor:
+        """The weighted mean of a key's scores by all kinds of queries that there are."""
+        context, observed = self.contexts[place], self.spared["last"]
+        earlier = torch.arange(self.keys - observed, device=context.k.device)
+        last = part.finish(
+            part.add(context.restrict(earlier)), len(torch.unique(context.positions))
+        )
+        total = torch.nn.functional.pad(WEIGHTS["last"] * last, (0, observed))
+        weight = torch.full_like(total, WEIGHTS["last"])
+        weight[len(earlier) :] = 0
+        for kind, score in known.items():
+            if score is not None:
+                total += WEIGHTS[kind] * score
+                weight += WEIGHTS[kind]
+        return total / weight.clamp_min(1)
 
     # ---- replay
 
@@ -258,10 +341,7 @@ class Prompt:
                 seen += len(batch)
         count = len(asked) + sum(ids.shape[1] for ids in pieces)
         for (text, place), total in totals.items():
-            score = parts[text].finish(total, count)
-            if parts[text].queries == "both":
-                score = self._with_last(parts[text], place, score)
-            self.replayed[text, place] = score
+            self.replayed[text, place] = parts[text].finish(total, count)
 
     def _apart(self, call: AttentionCall) -> Iterator[AttentionCall]:
         """The pieces of a batch one after the other, each behind the keys of the cache; the next
@@ -289,16 +369,18 @@ class Prompt:
         parts: Mapping[str, Observed],
         found: Found,
         slope: Tensor | None = None,
+        *,
+        behind: bool = False,
     ) -> Tensor:
         """Join the scores by the queries of one piece to ``found``; its output (heads, m,
-        width).
+        width). ``behind``: all of them stand behind the last key.
         """
         _, heads, queries, _ = call.query.shape
         out = call.query.new_empty(heads, queries, call.value.shape[3])
         columns = torch.arange(self.keys, device=self.ids.device)
         step = max(1, PAIRS // (call.shared * call.key.shape[2]))
         for at in torch.split(torch.arange(queries, device=columns.device), step):
-            for kv, context in enumerate(call.contexts(at)):
+            for kv, context in enumerate(call.contexts(at, behind=behind)):
                 own = slice(kv * call.shared, (kv + 1) * call.shared)
                 rows = replace(
                     context.restrict(columns),
@@ -327,18 +409,6 @@ class Prompt:
         known = self.references["replay"]
         before = known.get(call.layer)
         known[call.layer] = one if before is None else beside(before, one, self.keys)
-
-    def _with_last(self, part: Observed, place: Place, replayed: Tensor) -> Tensor:
-        """The mean of a key's scores by the replay and by the last queries; of the keys that stand
-        among the last queries, the replay's.
-        """
-        earlier = torch.arange(self.keys - self.spared["last"], device=replayed.device)
-        context = self.contexts[place]
-        total = part.add(context.restrict(earlier))
-        last = part.finish(total, len(torch.unique(context.positions)))
-        both = replayed.clone()
-        both[earlier] = (replayed[earlier] + last) / 2
-        return both
 
     # ---- scores
 

@@ -28,7 +28,7 @@ from esscher.compress.prompt import Prompt
 from esscher.hf.call import AttentionCall
 from esscher.keep.rule import Rule
 
-RIDGE = 1.0
+RIDGE = 0.1
 
 
 @dataclass(frozen=True)

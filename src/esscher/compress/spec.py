@@ -95,7 +95,12 @@ class CompressSpec(RunSpec):
         default=64, description="last queries of the prompt that rules such as snapkv read"
     )
     replay: float = Field(
-        default=1.0, gt=0, le=1, description="share of the prompt that is replayed to score keys"
+        default=1.0,
+        ge=0,
+        le=1,
+        description=(
+            "share of the prompt that is replayed to score keys; 0 is faster and finds fewer facts"
+        ),
     )
     sinks: NonNegativeInt = Field(default=4, description="first keys that are always kept")
     recent: NonNegativeInt = Field(default=16, description="last keys that are always kept")

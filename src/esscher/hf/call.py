@@ -260,13 +260,15 @@ class AttentionCall:
         """
         return self._context(kv_head, rows, place, *self._limits(rows, keys, place))
 
-    def contexts(self, rows: Int[Tensor, " m"]) -> Iterator[Context]:
-        """The context of each key-value head in turn, of the first sequence."""
-        limits = self._limits(rows, None, 0)
+    def contexts(self, rows: Int[Tensor, " m"], *, behind: bool = False) -> Iterator[Context]:
+        """The context of each key-value head in turn, of the first sequence; ``behind``: all
+        queries stand behind the last key.
+        """
+        limits = self._limits(rows, None, 0, behind=behind)
         return (self._context(kv, rows, 0, *limits) for kv in range(self.kv_heads))
 
     def _limits(
-        self, rows: Tensor, keys: int | None, place: int
+        self, rows: Tensor, keys: int | None, place: int, *, behind: bool = False
     ) -> tuple[Tensor, Bool[Tensor, "heads m keys"] | None, int]:
         """Where the queries stand, a mask where they do not simply see all earlier keys, and the
         number of keys.
@@ -274,6 +276,8 @@ class AttentionCall:
         total = self.key.shape[2]
         keys = total if keys is None else keys
         positions = (rows + total - self.query.shape[2]).clamp(max=keys - 1)
+        if behind:
+            positions = torch.full_like(rows, keys - 1)
         seen = self.visible(rows)[place, ..., :keys]
         earlier = torch.arange(keys, device=rows.device) <= positions[:, None]
         return positions, None if bool((seen == earlier).all()) else seen, keys

@@ -46,12 +46,13 @@ class Observed(Ranked):
     A score needs one method, ``score``: what a block of queries adds to the score of each key.
     Blocks are summed, or their maximum is taken (``largest``); ``collect`` makes the score of sums
     that are something else. ``queries``: whose queries a cache is scored by, the last ones of the
-    prompt, those of a replay of the prompt, or both (the mean of both scores). ``piece``: tokens of
-    a replay that go through the model at once. ``needs``: fields of the context beside queries,
-    keys and values ("metric", "norm", "slope").
+    prompt, those of a replay of the prompt, or all (a mean of the scores by both, and by the
+    prompt's queries moved behind it). ``piece``: tokens of a replay that go through the model at
+    once. ``needs``: fields of the context beside queries, keys and values ("metric", "norm",
+    "slope").
     """
 
-    queries: ClassVar[Literal["last", "replay", "both"]] = "last"
+    queries: ClassVar[Literal["last", "replay", "all"]] = "last"
     needs: ClassVar[tuple[str, ...]] = ()
     largest: ClassVar[bool] = False
     piece: ClassVar[int] = PIECE
@@ -198,7 +199,7 @@ class Fisher(Observed):
     """
 
     name = "fisher"
-    queries = "both"
+    queries = "all"
     needs = ("metric",)
     in_nats = True
     size: int | None = None
