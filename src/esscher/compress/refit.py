@@ -11,8 +11,8 @@ s the mean of |row of W|^2. Rows of a head are weighed by the trace of its Fishe
 of queries alike. Attention matching (arXiv 2602.16284) fits values by least squares; the ridge
 keeps them where few queries look. Fitted to one kind of queries alone, values get worse at others.
 
-The predicted loss is by queries that values were not fitted to: values fitted to every second query
-are judged at the others.
+The predicted loss is by queries that values were not fitted to: each is left out once. With h_i the
+diagonal of W (W' W + ridge s I)^-1 W', its error is then (T - W D)_i / (1 - h_i).
 """
 
 from __future__ import annotations
@@ -106,23 +106,30 @@ def _fitted(
     w = torch.cat([(f * part.weights).flatten(0, 1) for f, part in pairs])
     t = torch.cat([(f * part.missing).flatten(0, 1) for f, part in pairs])
     shift = ridge * float(w.square().sum(1).mean())
-    odd = torch.cat([torch.arange(x.weights.shape[1]).repeat(heads) % 2 == 1 for x in rows])
-    out_of_sample = torch.empty_like(t)
-    for fit in (odd.to(t.device), ~odd.to(t.device)):
-        out_of_sample[~fit] = t[~fit] - w[~fit] @ _ridge(w[fit], t[fit], shift)
+    moved, left_out = _ridge(w, t, shift)
     ends = [x.weights.shape[1] * heads for x in rows]
-    for f, part, error in zip(factors, rows, torch.split(out_of_sample, ends), strict=True):
+    for f, part, error in zip(factors, rows, torch.split(left_out, ends), strict=True):
         error = error.view(heads, -1, t.shape[1]) / f
         losses[part.kind] += float((error @ metric * error).sum()) / (2 * error.shape[1])
-    return _ridge(w, t, shift)
+    return moved
 
 
-def _ridge(w: Tensor, t: Tensor, shift: float) -> Tensor:
-    """D of least |t - w D|^2 + shift |D|^2, by the smaller of its two systems."""
-    tall = len(w) > w.shape[1]
-    gram = w.T @ w if tall else w @ w.T
-    gram.diagonal().add_(max(shift, torch.finfo(gram.dtype).tiny))
-    factor = torch.linalg.cholesky(gram)
-    if tall:
-        return torch.cholesky_solve(w.T @ t, factor)
-    return w.T @ torch.cholesky_solve(t, factor)
+def _ridge(w: Tensor, t: Tensor, shift: float) -> tuple[Tensor, Tensor]:
+    """D of least |t - w D|^2 + shift |D|^2, by the smaller of its two systems, and each row of
+    t - w D where D is fitted to the other rows.
+    """
+    shift = max(shift, torch.finfo(w.dtype).tiny)
+    if len(w) > w.shape[1]:
+        gram = w.T @ w
+        gram.diagonal().add_(shift)
+        factor = torch.linalg.cholesky(gram)
+        half = torch.linalg.solve_triangular(factor, w.T, upper=False)
+        along = half @ t
+        left = (1 - half.square().sum(0)).clamp_min(torch.finfo(w.dtype).eps)
+        moved = torch.linalg.solve_triangular(factor.T, along, upper=True)
+        return moved, (t - half.T @ along) / left[:, None]
+    gram = w @ w.T
+    gram.diagonal().add_(shift)
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(gram))
+    dual = inverse @ t
+    return w.T @ dual, dual / inverse.diagonal()[:, None]
