@@ -14,7 +14,7 @@ import torch
 import yaml
 
 from esscher.compress.job import COMPRESS, kind_of
-from esscher.compress.metrics import Outcome
+from esscher.compress.metrics import Outcome, metrics
 from esscher.compress.spec import CompressSpec
 from esscher.compress.tables import columns
 from esscher.compress.text import Text, plant
@@ -289,9 +289,26 @@ def test_only_some_layers_drop(tmp_path: Path) -> None:
     assert (layers["error"] > 0).all()
 
 
+def test_a_cache_that_is_compressed_again(tmp_path: Path) -> None:
+    """The mean over prompts that grew by what was decoded, as if each were given alone."""
+    asked = {"rules": ["fisher"], "splits": ["cut"], "keep": [0.6], "texts": 1}
+    run = execute(spec("llama", **asked, again=4), tmp_path / "again")
+    (measured,) = run.table("compress").query("rule == 'fisher'")["kl"]
+    opened = source("llama", **asked)
+    ids, found = opened.ids(int(opened.texts[0])), []
+    for grown in (60, 64, 68):
+        text = Text(opened, ids[:, : grown + 4], grown)
+        (cell,) = text.cells()
+        found.append(metrics()["kl"].value(text.full, text.run(cell)[1]))
+    assert measured == pytest.approx(sum(found) / 3, rel=1e-6)
+    assert len(run.table("tokens")) == 60
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"model": "llama", "again": 5}, "again: expected a divisor of the 12 decoded tokens"),
+        ({"model": "llama", "rules": ["kvzip"], "replay": 1.5}, "replay"),
         ({"model": "bert", "when": "cache"}, "no language model and has no KV cache"),
         ({"model": "bert", "needles": 2}, "needles: it is of a KV cache"),
         ({"model": "llama", "layers": [7]}, "layers: .* has layers 0 to 1, got 7"),

@@ -42,6 +42,7 @@ def compress(
     together: Annotated[bool, option(CompressSpec, "together", options.MEASURED)] = False,
     decode: Annotated[int | None, option(CompressSpec, "decode", options.SIZE)] = None,
     observe: Annotated[int | None, option(CompressSpec, "observe", options.SIZE)] = None,
+    again: Annotated[int | None, option(CompressSpec, "again", options.SIZE)] = None,
     replay: Annotated[float | None, option(CompressSpec, "replay", options.SIZE)] = None,
     sinks: Annotated[int | None, option(CompressSpec, "sinks", options.SIZE)] = None,
     recent: Annotated[int | None, option(CompressSpec, "recent", options.SIZE)] = None,

@@ -52,6 +52,8 @@ def compute(source: Source, unit: Unit) -> Mapping[str, Any]:
     window = int(source.texts[unit["text"]])
     if source.spec.when == "every":
         return _every(PerQueryText(source, window), unit["text"])
+    if not {"together", "sensitivity"} & unit.keys():
+        return _decoded(source, window, unit["text"])
     text = Text(source, source.ids(window), source.prefill)
     named = {"text": unit["text"]}
     if "together" in unit:
@@ -60,12 +62,22 @@ def compute(source: Source, unit: Unit) -> Mapping[str, Any]:
             raise ValueError("together: it is of random keys; add --rules random")
         rows = together_rows(text, cell, unit["together"])
         return {"together": [named | row for row in rows]}
-    if "sensitivity" in unit:
-        cell = next(text.cells())
-        named |= {"rule": cell.rule, "keep": cell.keep}
-        rows = head_rows(text, cell, unit["sensitivity"], source.spec.unit_seed(unit))
-        return {"sensitivity": [named | row for row in rows]}
-    return _cache(text, unit["text"])
+    cell = next(text.cells())
+    named |= {"rule": cell.rule, "keep": cell.keep}
+    rows = head_rows(text, cell, unit["sensitivity"], source.spec.unit_seed(unit))
+    return {"sensitivity": [named | row for row in rows]}
+
+
+def _decoded(source: Source, window: int, number: int) -> Mapping[str, Any]:
+    """The rows of a prompt; with ``again`` those of every prompt that grew by so many tokens."""
+    step = source.spec.again or source.decode
+    tables: dict[str, list[dict[str, Any]]] = {}
+    for start in range(source.prefill, source.prefill + source.decode, step):
+        text = Text(source, source.ids(window)[:, : start + step], start)
+        for name, rows in _cache(text, number).items():
+            if name != "tokens" or start == source.prefill:
+                tables.setdefault(name, []).extend(rows)
+    return tables
 
 
 def _cache(text: Text, number: int) -> Mapping[str, Any]:

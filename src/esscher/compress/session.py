@@ -143,7 +143,7 @@ def _check(spec: CompressSpec, loaded: Loaded) -> None:
             f"layers: {loaded.name} has layers 0 to {loaded.layers - 1}, got {max(spec.layers)}"
         )
     if spec.when != "cache":
-        asked = ("splits", "needles", "sensitivity", "together", "kl", "check")
+        asked = ("splits", "needles", "sensitivity", "together", "kl", "check", "again")
         given = [name for name in asked if getattr(spec, name)]
         if given:
             raise ValueError(

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+from pydantic import (
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from esscher.corpus.spec import CorpusSpec, open_rules, places, split_numbers
 from esscher.runs import RunSpec, register
@@ -66,6 +73,13 @@ class CompressSpec(RunSpec):
         default=None, description="tokens of a prompt (default: 1024, 256 for an encoder)"
     )
     decode: PositiveInt = Field(default=DECODE, description="tokens decoded after each prompt")
+    again: PositiveInt | None = Field(
+        default=None,
+        description=(
+            "compress the cache again every so many decoded tokens (default: later keys are all"
+            " kept)"
+        ),
+    )
     needles: NonNegativeInt = Field(
         default=0,
         description=(
@@ -147,6 +161,14 @@ class CompressSpec(RunSpec):
     @classmethod
     def _places(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
         return places(value)
+
+    @model_validator(mode="after")
+    def _again(self) -> CompressSpec:
+        if self.again is not None and self.decode % self.again:
+            raise ValueError(
+                f"again: expected a divisor of the {self.decode} decoded tokens, got {self.again}"
+            )
+        return self
 
     @property
     def compared(self) -> tuple[str, ...]:
