@@ -67,7 +67,7 @@ def refit(prompt: Prompt, choice: Choice, ridge: float = RIDGE) -> Choice:
         values[layer] = call.value[0, :, : prompt.keys].clone()
         for kv, kept in enumerate(choice.kept[layer]):
             heads = slice(kv * call.shared, (kv + 1) * call.shared)
-            metric = prompt.metric.of_layer[layer][heads].double()
+            metric = prompt.metric.of_layer[layer][heads]
             rows = [
                 _on_kept(kind, one, kv, kept, spared[kind][layer][kv])
                 for kind, one in calls.items()
@@ -90,7 +90,7 @@ def _on_kept(kind: str, call: AttentionCall, kv: int, kept: Tensor, stay: Tensor
         mass += (1 - full.sum(-1, keepdim=True)).clamp_min(0)
     left /= mass.clamp_min(torch.finfo(left.dtype).tiny)
     missing = full.sub_(left) @ call.value[0, kv].to(left.dtype)
-    return _Rows(kind, left[..., : len(kept)][..., kept].double(), missing.double())
+    return _Rows(kind, left[..., : len(kept)][..., kept], missing)
 
 
 def _fitted(
@@ -100,7 +100,7 @@ def _fitted(
     added to ``losses``. ``metric`` (heads, width, width): of the heads that share the keys.
     """
     heads = len(metric)
-    size = metric.diagonal(dim1=1, dim2=2).sum(1).clamp_min(torch.finfo(torch.float64).tiny)
+    size = metric.diagonal(dim1=1, dim2=2).sum(1).clamp_min(torch.finfo(metric.dtype).tiny)
     factors = [(size / part.weights.shape[1]).sqrt()[:, None, None] for part in rows]
     pairs = list(zip(factors, rows, strict=True))
     w = torch.cat([(f * part.weights).flatten(0, 1) for f, part in pairs])
@@ -119,17 +119,13 @@ def _ridge(w: Tensor, t: Tensor, shift: float) -> tuple[Tensor, Tensor]:
     t - w D where D is fitted to the other rows.
     """
     shift = max(shift, torch.finfo(w.dtype).tiny)
-    if len(w) > w.shape[1]:
-        gram = w.T @ w
-        gram.diagonal().add_(shift)
-        factor = torch.linalg.cholesky(gram)
-        half = torch.linalg.solve_triangular(factor, w.T, upper=False)
-        along = half @ t
-        left = (1 - half.square().sum(0)).clamp_min(torch.finfo(w.dtype).eps)
-        moved = torch.linalg.solve_triangular(factor.T, along, upper=True)
-        return moved, (t - half.T @ along) / left[:, None]
-    gram = w @ w.T
+    tall = len(w) > w.shape[1]
+    gram = w.T @ w if tall else w @ w.T
     gram.diagonal().add_(shift)
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(gram))
+    if tall:
+        moved = inverse @ (w.T @ t)
+        left = (1 - ((w @ inverse) * w).sum(1)).clamp_min(torch.finfo(w.dtype).eps)
+        return moved, (t - w @ moved) / left[:, None]
     dual = inverse @ t
     return w.T @ dual, dual / inverse.diagonal()[:, None]
