@@ -231,7 +231,7 @@ def test_the_model_is_as_before_also_after_an_exception(name: str) -> None:
     ):
         model(**inputs)
     assert state_of(model) == before
-    assert not capturing._SESSIONS
+    assert not capturing._CAPTURING
     with capture(model, lambda captured: None) as report, torch.no_grad():
         assert model.config._attn_implementation in (capturing.NAME, capturing.SPELLED)
         model(**inputs)
@@ -356,7 +356,7 @@ def test_a_sink_may_stop() -> None:
     assert seen == [0]
     assert not reached
     assert forward(model, inputs_of(family), stop) is None
-    assert not capturing._SESSIONS
+    assert not capturing._CAPTURING
 
 
 def test_an_encoder_decoder_is_refused_and_its_encoder_is_not() -> None:

@@ -93,7 +93,7 @@ class StopForward(Exception):
     """Raised by a sink to end the forward pass; ``capture`` and ``forward`` swallow it."""
 
 
-class Session:
+class Capturing:
     """One model under capture: ``calls`` seen, ``expected`` layers of a pass by the configuration.
 
     Hooks: ``replace`` substitutes the input of attention modules; ``change`` the mask, bias and
@@ -135,7 +135,7 @@ class Session:
         for name, mask in ((NAME, model_mask), (SPELLED, spelled_mask)):
             package.AttentionInterface.register(name, _attention)
             package.AttentionMaskInterface.register(name, mask)
-        _SESSIONS.update(dict.fromkeys(self.names, self))
+        _CAPTURING.update(dict.fromkeys(self.names, self))
         with quiet():
             self.model.set_attn_implementation(SPELLED if self.eager else NAME)
 
@@ -145,7 +145,7 @@ class Session:
         for hook in self.hooks:
             hook.remove()
         for module in self.names:
-            _SESSIONS.pop(module, None)
+            _CAPTURING.pop(module, None)
 
     def _begin(self, module: Any, args: Any) -> None:
         self.next_layer = 0
@@ -200,7 +200,7 @@ class Session:
         return call.output() if self.attend is None else self.attend(call)
 
 
-_SESSIONS: dict[int, Session] = {}
+_CAPTURING: dict[int, Capturing] = {}
 
 
 @contextlib.contextmanager
@@ -211,7 +211,7 @@ def capture(
     layers: Iterable[int] | None = None,
     hidden: bool = False,
     detach: bool = True,
-) -> Iterator[Session]:
+) -> Iterator[Capturing]:
     """Inside, every forward pass of the model calls ``sink(captured)`` for each self-attention
     layer, in order.
 
@@ -223,17 +223,17 @@ def capture(
     reason = refusal(model)
     if reason is None and model.training:
         reason = f"{type(model).__name__} is in training mode; call model.eval() first"
-    if reason is None and any(id(module) in _SESSIONS for module in model.modules()):
+    if reason is None and any(id(module) in _CAPTURING for module in model.modules()):
         reason = f"{type(model).__name__} is being captured already; leave that block first"
     if reason is not None:
         raise ValueError(f"capture: {reason}")
-    session = Session(model, sink, layers, hidden, detach)
+    capturing = Capturing(model, sink, layers, hidden, detach)
     try:
-        session.install()
+        capturing.install()
         with contextlib.suppress(StopForward):
-            yield session
+            yield capturing
     finally:
-        session.remove()
+        capturing.remove()
 
 
 def forward(
@@ -250,8 +250,8 @@ def forward(
     The pass ends right after the sink has seen the largest of ``layers``: that layer's attention
     and everything behind it are not computed.
     """
-    with torch.no_grad(), capture(model, sink, layers=layers, hidden=hidden) as session:
-        session.last = max(session.layers) if session.layers else None
+    with torch.no_grad(), capture(model, sink, layers=layers, hidden=hidden) as capturing:
+        capturing.last = max(capturing.layers) if capturing.layers else None
         return model(**inputs, **accepted(model, use_cache=False))
     return None
 
@@ -264,16 +264,16 @@ def accepted(model: Any, **given: Any) -> dict[str, Any]:
 
 def _attention(module: Any, *given: Any, **named: Any) -> tuple[Tensor, None]:
     """The attention of a model under capture."""
-    session = _SESSIONS.get(id(module))
-    if session is None:
+    capturing = _CAPTURING.get(id(module))
+    if capturing is None:
         raise ValueError(
             f"capture: {type(module).__name__} is not part of a model under capture; was the model"
             " changed?"
         )
-    eager = id(getattr(module, "config", None)) in session.eager
+    eager = id(getattr(module, "config", None)) in capturing.eager
     call = call_of(module, *given, **named, no_mask_is_causal=not eager)
-    call = replace(call, layer=session.next_layer, name=session.names[id(module)])
-    return session.output(module, call).transpose(1, 2).contiguous(), None
+    call = replace(call, layer=capturing.next_layer, name=capturing.names[id(module)])
+    return capturing.output(module, call).transpose(1, 2).contiguous(), None
 
 
 def _configs(model: Any) -> list[Any]:

@@ -62,10 +62,10 @@ def intervene(
         kept = decide(captured)
         return captured if kept is None else with_kept(captured, kept)
 
-    with capture(model, sink, hidden=hidden) as session:
-        session.attend, session.change = attend, change
+    with capture(model, sink, hidden=hidden) as capturing:
+        capturing.attend, capturing.change = attend, change
         yield
-        reason = escaped(model, session.next_layer) if session.calls else None
+        reason = escaped(model, capturing.next_layer) if capturing.calls else None
     if reason is not None:
         raise ValueError(f"interventions: {reason}")
 

@@ -96,8 +96,8 @@ def linear_maps(model: Any, *, layers: Iterable[int] | None = None) -> list[Line
         found.append(LinearMaps(*shape, maps))
 
     options: dict[str, Any] = {"layers": layers, "hidden": True, "detach": False}
-    with capture(model, sink, **options) as session, torch.enable_grad():
-        session.replace = replace
+    with capture(model, sink, **options) as capturing, torch.enable_grad():
+        capturing.replace = replace
         model(**example_inputs(model), **accepted(model, use_cache=False))
     return found
 
@@ -136,8 +136,8 @@ def head_projections(model: Any) -> dict[int, Float[Tensor, "heads width d"]]:
         if not list(module.children()) and list(module.parameters())
     ]
     try:
-        with torch.no_grad(), capture(model) as session:
-            session.attend = attend
+        with torch.no_grad(), capture(model) as capturing:
+            capturing.attend = attend
             model(**example_inputs(model), **accepted(model, use_cache=False))
     finally:
         for hook in hooks:
