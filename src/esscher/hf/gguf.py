@@ -9,6 +9,7 @@ attention the tests compare with the same model in safetensors.
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from pathlib import Path
@@ -32,12 +33,16 @@ class GgufHeader(NamedTuple):
 
 def read_header(path: Path) -> GgufHeader:
     """The header of a whole file; a damaged one is a ValueError of one line."""
+    return _read_header(path, _version(path))
+
+
+def _version(path: Path) -> tuple[int, ...]:
     found = path.stat()
-    return _read_header(path, (found.st_ino, found.st_size, found.st_mtime_ns))
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 @functools.lru_cache(maxsize=1)  # a second for a large vocabulary
-def _read_header(path: Path, _version: tuple[int, ...]) -> GgufHeader:
+def _read_header(path: Path, version: tuple[int, ...]) -> GgufHeader:
     library = gguf()
     is_list = library.GGUFValueType.ARRAY
 
@@ -88,6 +93,11 @@ FACTORS = "rope_freqs.weight"  # of llama: divisors of the rotary frequencies
 
 def gguf_config(path: Path) -> Any:
     """The configuration of the model in a file, compared with what the file says."""
+    return copy.deepcopy(_gguf_config(path, _version(path)))
+
+
+@functools.lru_cache(maxsize=1)  # as long as the header
+def _gguf_config(path: Path, version: tuple[int, ...]) -> Any:
     header = read_header(path)
     kind = header.architecture
     if kind not in ARCHITECTURES:
