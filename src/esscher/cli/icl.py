@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -114,13 +115,11 @@ def length(
     from esscher.icl.flow import prompt_length_for
     from esscher.icl.layer import KINDS
 
-    rows = [
-        {"covariance": name, "model": kind, "epsilon": goal}
-        | {"length": prompt_length_for(asked.task(name), goal, kind)}
-        for name in asked.covariances
-        for goal in asked.epsilon
-        for kind in KINDS
-    ]
+    rows = []
+    for name, goal, kind in itertools.product(asked.covariances, asked.epsilon, KINDS):
+        log(f"{name}, {kind} attention, epsilon {goal:g}")
+        found = prompt_length_for(asked.task(name), goal, kind)
+        rows.append({"covariance": name, "model": kind, "epsilon": goal, "length": found})
     print_json({"shortest prompts": rows}) if as_json else show("shortest prompts", rows)
 
 
@@ -158,7 +157,7 @@ def figures(
     only: Annotated[
         str | None, switch("--only", "Figures to make, e.g. fig2,fig3 (default: all).")
     ] = None,
-    quick: Annotated[bool, switch("--quick", "Smaller settings, in minutes.")] = False,
+    quick: Annotated[bool, switch("--quick", "Smaller settings, in two minutes.")] = False,
     seed: Seed = None,
     workers: options.Workers = 1,
     dask: options.Dask = None,
