@@ -245,7 +245,7 @@ def test_summary_says_of_how_many_layers(tmp_path: Path) -> None:
 def test_summary_of_a_run(atlas: Run, tmp_path: Path) -> None:
     text = atlas._repr_html_()
     assert " heads)" not in text  # all were measured
-    assert "for an error of 10 % the most is needed by L" in text
+    assert "for an error of 10 % L4H0 needs most (" in text
     broken = atlas_run(tmp_path / "broken", 1, 1)
     (broken.path / "heads.parquet").write_bytes(b"no")
     assert "damaged" in load_run(broken.path)._repr_html_()

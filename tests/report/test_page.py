@@ -15,6 +15,7 @@ import pytest
 from esscher.report import write_report
 from esscher.report.words import theory_lines
 from esscher.runs import Column, Run
+from esscher.tails.regimes import REGIMES
 from tests.report.atlas import ProbeLike, atlas_run, atlas_tables, declared, store_run
 from tests.report.browser import Browser, Page
 
@@ -27,7 +28,7 @@ def test_opens_from_disk_in_silence_with_every_cell(visit: Visit, atlas_page: Pa
     assert page.complaints == []
     assert page.count(".map .cell") == 72
     assert page.text(".what").startswith(
-        "example/six-layers on prose.txt: for an error of 10 % the most is needed by"
+        "example/six-layers on prose.txt: for an error of 10 % L4H0 needs most ("
     )
     settings = str(page.evaluate("document.querySelector('footer').textContent"))
     assert "version of torch2.13.0" in settings
@@ -118,7 +119,9 @@ def test_every_colour_can_be_chosen(visit: Visit, atlas_page: Path) -> None:
         seen.add(page.evaluate(fills))
     assert len(seen) == len(keys)
     page.choose("#map select", "regime")
-    assert set(page.texts(".key .swatch")) <= {"diffuse", "selective", "frozen", "sink-dominated"}
+    told = set(page.texts(".key .swatch"))
+    assert {words.split(":")[0] for words in told} <= {*REGIMES}
+    assert told <= {f"{name}: {meaning}" for name, meaning in REGIMES.items()}
 
 
 def test_a_click_opens_the_head_and_its_link_opens_the_same(visit: Visit, atlas_page: Path) -> None:

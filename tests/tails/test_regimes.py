@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from esscher.tails.regimes import LABELS, SIGNATURES, HeadEvidence, classify
+from esscher.tails.regimes import REGIMES, SIGNATURES, HeadEvidence, classify
 from esscher.tails.scores import gaussian_khat
 
 DIFFUSE = HeadEvidence(
@@ -53,7 +53,7 @@ SINK = replace(DIFFUSE, sink_mass=0.83, effective_tokens=1.4)
 def test_labels(evidence: HeadEvidence, label: str, words: str) -> None:
     found, reason, _ = classify(evidence)
     assert found == label
-    assert label in LABELS
+    assert label in REGIMES
     assert words in reason
     assert reason.endswith(".")
     assert "nan" not in reason

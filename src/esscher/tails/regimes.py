@@ -35,7 +35,13 @@ LARGE_COUPLING = 10.0  # Psi >> 1
 
 Number = float | int  # counts arrive as whole numbers
 
-LABELS = ("diffuse", "selective", "frozen", "sink-dominated", "unknown")
+REGIMES = {
+    "diffuse": f"weight on {DIFFUSE_SHARE:.0%} of the keys or more",
+    "selective": f"weight on less than {DIFFUSE_SHARE:.0%}",
+    "frozen": "weight on the few largest scores",
+    "sink-dominated": f"{SINK_MASS:.0%} of the weight or more on sink tokens",
+    "unknown": "not measured",
+}
 SIGNATURES = ("exploded constants", "hardmax regime", "distribution mismatch")
 
 

@@ -47,7 +47,7 @@ from esscher.probe.statistic import (
     largest_variance,
 )
 from esscher.runs.columns import Column, with_ends
-from esscher.tails.regimes import LABELS, HeadEvidence, classify
+from esscher.tails.regimes import REGIMES, HeadEvidence, classify
 from esscher.tails.scores import (
     GAUSSIAN_SURVIVAL,
     SURVIVAL_AT,
@@ -426,7 +426,8 @@ REGIME = (
         "diffuse, selective, frozen or sink-dominated.",
         scale="words",
         first=15,
-        words=LABELS,
+        words=tuple(REGIMES),
+        meanings=tuple(REGIMES.values()),
     ),
     Column("regime_reason", "word", "why", "The rule that gave the regime, with its numbers."),
     Column(

@@ -27,11 +27,12 @@ function wordsOf(atlas) {
 function needOf(atlas, i) {
   const value = atlas.value(atlas.need.key, i), keys = atlas.value("n_keys", i), error = atlas.value("relative_at_n", i);
   const shared = atlas.value("effective_tokens", i), regime = atlas.value("regime", i), rule = reached(atlas, atlas.percent, "cache_rule", i);
+  const { words = [], meanings = [] } = atlas.named("regime"), meaning = meanings[words.indexOf(regime)];
   let text = atlas.need === FEWEST ? `keeps ${written(value)} key${value === 1 ? "" : "s"} by ${rule}` : `needs ${written(value)} tokens`;
   if (atlas.need === NEEDED && keys !== null && value > keys) text = `needs ${written(value)} draws with replacement from ${written(keys)} keys`;
   if (value === null) text = `does not reach ${atlas.percent} % at any size that was measured${error === null ? "" : ` (error at the last: ${percent(error)})`}`;
   else text += ` for an error of ${atlas.percent} %`;
-  return `${text}${shared === null ? "" : `; it attends to about ${written(shared, 2)} keys`}${regime ? `. It is ${regime}` : ""}.`;
+  return `${text}${shared === null ? "" : `; it attends to about ${written(shared, 2)} keys`}${regime ? `. ${regime}${meaning ? `: ${meaning}` : ""}` : ""}.`;
 }
 
 const AXES = ["horizon2", "coupling", "horizon"];
