@@ -72,7 +72,8 @@ def test_without_a_rule_every_rule_is_named_with_its_total(
     want = rule_budget(frontier(), "heavy", 0.1).totals.set_index("split")
     best = want.loc["best split"]
     assert f": heavy keeps {best['ratio']:.1%} of the cache for an error of 10%" in summary
-    assert f", on any cache; {want.loc['uniform', 'ratio']:.1%} if every head" in summary
+    same = want.loc["uniform", "ratio"]
+    assert f", with a length for each head; {same:.1%} if every head" in summary
     assert " ".join(header.split()).startswith("rule of the cache runs on uniform")
     # the smallest cache first, then rules that need all keys, and the bound last
     assert lines[0].split()[:4] == ["heavy", f"{best['ratio']:.3g}", "any", "cache"]
@@ -163,7 +164,8 @@ def test_the_smallest_cache_for_a_loss(tmp_path: Path, capsys: pytest.CaptureFix
     assert " of the cache for a loss of 0.05 nats per token (predicted loss 0.0" in lines[0]
     model, text = "example/six-layers", "prose.txt"
     assert lines[-1] == (
-        f"Next: esscher compress {model} --text {text} --kl 0.05 --rules heavy --rules fisher+refit"
+        f"Next: esscher compress {model} --text {text} --window 448 --decode 64 --kl 0.05"
+        " --rules heavy --rules fisher+refit"
     )
     assert (
         run(["budget", str(path)], capsys)[1] == out
@@ -274,3 +276,36 @@ def test_a_run_of_some_layers_has_no_array(
     code, out, err = run(["budget", str(path), "--rule", "heavy", "--kvpress", "x.npy"], capsys)
     assert (code, out) == (2, "")
     assert "expected 2 key-value heads of 30 layers, got 4 in all" in err
+
+
+def test_python_and_the_commands_recommend_one_rule(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of rules that need the same keys, the one of less loss; where no rule runs on any cache, none
+    is recommended, and the keys are those of the first by the same order.
+    """
+    whole = frontier(nats=True).assign(cut=np.nan)
+
+    def times(rows: pd.DataFrame, factor: float, rule: str) -> pd.DataFrame:
+        windows = [[factor * one for one in each] for each in rows["nats_windows"]]
+        return rows.assign(rule=rule, nats=factor * rows["nats"], nats_windows=windows)
+
+    for rules, loss in ((("heavy", "random"), 0.9), (("random", "heavy"), 1.1)):
+        # both need the least share; the second rule of the table loses less, or more
+        same = whole[whole["rule"] == "heavy"]
+        parts = [times(same, 1e-6, rules[0]), times(same, 1e-6 * loss, rules[1])]
+        table = pd.concat([whole[whole["rule"] == "neyman"], *parts])
+        path = frontier_run(tmp_path / rules[0], table).path
+        found = es.budget(path, kl=0.05)
+        assert found.rules is not None
+        best = found.rules[found.rules["split"] == "best split"].set_index("rule")
+        assert best.loc[rules[0], "ratio"] == best.loc[rules[1], "ratio"]
+        assert found.rule == best.drop("neyman")["nats"].idxmin()
+        said = run(["budget", str(path), "--kl", "0.05"], capsys)[1]
+        assert f": {found.rule} keeps " in said
+    table = whole[whole["rule"].isin(["topk", "neyman"])]
+    path = frontier_run(tmp_path / "queries", table).path
+    assert es.budget(path).rule == "topk"
+    said = run(["budget", str(path)], capsys)[1].splitlines()
+    assert "no rule that was measured runs on any cache" in said[0]
+    assert said[2].split()[0] == "topk"

@@ -4,6 +4,7 @@ got wrong.
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import shutil
@@ -16,6 +17,8 @@ import yaml
 
 import esscher as es
 from esscher.cli import main
+from esscher.hf import load_model
+from esscher.report.words import USUAL
 from tests.cli.commands import run
 from tests.models.probe_runs import few_texts, save_tiny, source
 from tests.models.tiny import REFUSED, build
@@ -59,10 +62,14 @@ def test_table_report_and_run(
     )
     assert code == 0
     assert "check: outputs of attention match the model's to " in err
-    assert "first look, 256 tokens, all layers: the median head spreads over " in err
+    assert "first look, 256 tokens, all layers: the median head attends to " in err
     assert len(shown.splitlines()) <= 12
-    assert f"\nNext: esscher probe {folder} --pool sequence --text {text}\n" in shown
-    assert "1 layers, 6 queries over 300 keys of the corpus" in err
+    following = next(line for line in shown.splitlines() if line.startswith("Next: "))
+    assert following.startswith(f"Next: esscher probe {folder} --pool sequence --text {text} --")
+    code, again, _ = run([*following.split(" ")[2:], "--dry-run", "--json"], capsys)
+    assert code == 0
+    assert (json.loads(again)["cost"]["queries"], json.loads(again)["cost"]["tokens"]) == (6, 300)
+    assert "1 layer, 6 queries over 300 keys of the corpus" in err
     assert {"manifest.json", "heads.parquet", "curves.parquet", "report.html"} <= {
         path.name for path in out.iterdir()
     }
@@ -128,11 +135,12 @@ def test_own_contexts_say_what_a_rule_keeps(
     assert len(lines) <= 12
     assert "(4 of 8 heads): " in lines[0]
     assert " of the cache for a loss of 0.05 nats per token (predicted loss " in lines[0]
-    assert ", on any cache; " in lines[0]
+    assert ", with a length for each head; " in lines[0]
     rules = [line.split()[0] for line in lines if "cache  " in line or "all keys" in line]
     assert rules[-1] == "neyman"  # a bound, and no rule that one could run
     assert f": {rules[1]} keeps " in lines[0]
-    asked = f"--layers 1 --kl 0.05 --rules {rules[1]} --rules fisher+refit"
+    window = "--window 42 --decode 6"
+    asked = f"--layers 1 {window} --kl 0.05 --rules {rules[1]} --rules fisher+refit"
     assert lines[-1] == f"Next: esscher compress {command[1]} --text {command[3]} {asked}"
     keys = es.load_run(out).table("frontier")["keys"].max()
     assert (heads["cache_kept_10pct"].dropna() <= keys).all()
@@ -148,17 +156,32 @@ def test_own_contexts_say_what_a_rule_keeps(
 def test_the_command_that_a_probe_ends_with_works(
     own_contexts: tuple[Path, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As printed, with prompts that the tiny model takes."""
+    """As printed, with numbers that the tiny model takes."""
     following = run(own_contexts[1], capsys)[1].splitlines()[-1]
     _, _, *asked = following.split(" ")
-    small = "--texts 1 --window 40 --decode 6 --observe 8 --sinks 2 --recent 4 --no-report"
+    small = "--texts 1 --observe 8 --sinks 2 --recent 4 --no-report"
     code, shown, _ = run([*asked, *small.split(" "), "--out", str(tmp_path / "run")], capsys)
     assert code == 0
     rules = set(es.load_run(tmp_path / "run").table("compress")["rule"])
     assert rules == {"full", "fisher+refit", asked[asked.index("--rules") + 1]}
+    about = es.load_run(tmp_path / "run").table("about").iloc[0]
+    assert (about["window"], about["decode"]) == (42, 6)  # a window of the probe
     assert es.load_run(tmp_path / "run").table("compress")["kl"].iloc[1:].notna().all()
-    call = shown.splitlines()[-1]
-    assert re.fullmatch(r"Next: es\.compress\(model, ids, kl=0\.05, rule=\".*\"\) in .*", call)
+    whole = shown.splitlines()[-1]  # every layer
+    start = f"Next: esscher compress {asked[1]} --text {asked[3]} --window 42 --decode 6 --sinks 2"
+    assert re.fullmatch(
+        rf"{start} --recent 4 --observe 8 --replay 1.0 --kl 0\.05 --rules \S+", whole
+    )
+    more = ["--texts", "1", "--no-report", "--out", str(tmp_path / "whole")]
+    code, shown, _ = run([*whole.split(" ")[2:], *more], capsys)
+    assert code == 0
+    call = shown.splitlines()[-1].split(" in Python ")[0].removeprefix("Next: ")
+    model = load_model(asked[1], with_head=True).model
+    ids = torch.arange(60)[None] % 40
+    made = eval(call, {"es": es, "model": model, "ids": ids}).compression
+    assert made.keys_full == 42 * 2 * 2  # as many tokens, in two layers of two key-value heads
+    usual = inspect.signature(es.compress).parameters
+    assert {name: usual[name].default for name in USUAL} == USUAL
 
 
 def test_all_prints_every_table_whole(
@@ -216,7 +239,7 @@ def test_runs_have_a_name_of_their_own(
     code, shown, err = run(["resume", str(path)], capsys)
     assert code == 0
     # it ends as the probe does: with its table and its page
-    assert "for an error of 10 % the most is needed by L" in shown
+    assert " (2 of 8 heads): for an error of 10 % L1H2 needs most (" in shown
     assert f"report: {path / 'report.html'}" in err
     assert (path / "report.html").exists()
 
@@ -299,13 +322,16 @@ def test_what_the_pool_leaves_out_is_said(
 # ------------------------------------------------------------------------------------------
 
 
-def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line on stderr."""
+def refused(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], *, weights: bool = False
+) -> str:
+    """The one line on stderr. A mistake in weights comes after the line that they are read."""
     code, out, err = run(["probe", *arguments], capsys)
     assert (code, out) == (2, "")
-    assert len(err.strip().splitlines()) == 1, err
-    assert err.startswith("esscher: ")
-    return err
+    *progress, line = err.strip().splitlines()
+    assert [one.rpartition("; ")[2] for one in progress] == ["reading the weights"] * weights, err
+    assert line.startswith("esscher: ")
+    return line
 
 
 @pytest.mark.parametrize(
@@ -414,7 +440,7 @@ def test_models_that_cannot_be_used(
     weights = load_file(nans / "model.safetensors")
     weights["encoder.layer.0.attention.self.query.weight"][3, 5] = torch.nan
     save_file(weights, nans / "model.safetensors", metadata={"format": "pt"})
-    line = refused([str(nans), *rest], capsys)
+    line = refused([str(nans), *rest], capsys, weights=True)
     assert "1 NaN or infinite" in line
     assert "get the checkpoint again" in line
     pickled = shutil.copytree(folder, tmp_path / "pickled")

@@ -258,7 +258,8 @@ def test_weights_that_are_not_finite_are_refused(
     code, out, err = run(
         ["probe", str(write_gguf(tmp_path / "model.gguf", "llama", model))], capsys
     )
-    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert (code, out, err.count("\n")) == (2, "", 2)
+    assert err.splitlines()[0].endswith("; reading the weights")
     assert "weight model.layers.1.self_attn.k_proj.weight holds 1 NaN or infinite" in err
 
 

@@ -86,13 +86,19 @@ def load_command(name: str) -> Any:
 
 
 def _plain_types(command: Any) -> None:
-    """Types in help as TEXT, INTEGER, PATH, in place of <str>, <int>, <Path>."""
+    """Types in help as TEXT, INTEGER, PATH, in place of <str>, <int>, <Path>, without bounds; every
+    default at the end of its sentence.
+    """
     for flag in (*command.params, command.get_help_option(SimpleNamespace(**HELP))):
         plain = TYPES.get(flag.type_descriptor.annotation, "TEXT")
         if isinstance(flag, TyperOption):
             flag.metavar = plain if flag.metavar is None else flag.metavar
+            flag._get_number_range_help_str = str  # type: ignore[method-assign]
         else:
             flag.display_type_rich = lambda ctx, plain=plain: plain
+        if flag.show_default and (shown := flag.opts[0] if flag.default is True else flag.default):
+            flag.help = f"{flag.help.rstrip('.')} (default: {shown})."
+            flag.show_default = False
 
 
 def _print_version(asked: bool) -> None:

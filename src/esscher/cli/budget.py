@@ -90,8 +90,7 @@ def budget(
     if compared is None:
         return close(*_rule_answer(found, stored), columns, everything=everything)
     what = f"{about['model']} on {about['text']}, {found.part}"
-    by = "ratio" if asked.total is None else "error"
-    answer = cache_answer(stored, what, compared, asked.words, asked.kl, by)
+    answer = cache_answer(stored, what, compared, asked.words, asked.kl, asked.by)
     close(*answer[:4], columns, everything=everything)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,9 @@ from esscher.cli.output import end_run, log
 from esscher.cli.probe import model_fields
 from esscher.compress.spec import CompressSpec
 from esscher.corpus.spec import CorpusSpec
+
+if TYPE_CHECKING:
+    from esscher.compress.session import Source
 
 
 def compress(
@@ -80,11 +83,13 @@ def compress(
         raise ValueError("--keep, --kl: give a size or a loss, not both")
     if out is not None:
         refuse_foreign(out)
-    source = source_of(spec)
+    source = source_of(spec, _tell)
     name = f"{short_name(source.loaded.name)}-compress"
-    log(
-        f"{source.loaded.name}: {len(source.texts)} prompts of {source.prefill} tokens,"
-        f" {source.decode} more decoded"
-    )
     run = run_spec(source.spec, flags, name, opened=source)
     end_run(run, as_json, everything=everything, report=report)
+
+
+def _tell(source: Source) -> None:
+    decoded = f", {source.decode} more decoded" * (source.decode > 0)
+    texts = f"{len(source.texts)} prompt{'s' * (len(source.texts) > 1)}"
+    log(f"{source.loaded.name}: {texts} of {source.prefill} tokens{decoded}; reading the weights")

@@ -20,7 +20,7 @@ def converge(
     preset: Annotated[str | None, typer.Argument(help="Name of a preset, or a YAML file.")] = None,
     n: Annotated[str | None, option(ExperimentSpec, "n")] = None,
     repeats: Annotated[int | None, option(ExperimentSpec, "repeats", default="preset's")] = None,
-    metrics: Annotated[str | None, option(ExperimentSpec, "metrics")] = None,
+    metrics: Annotated[str | None, option(ExperimentSpec, "metrics", default="mean,cov,l2")] = None,
     values: Annotated[str | None, option(Sweep, "values")] = None,
     seed: Annotated[int | None, option(ExperimentSpec, "seed")] = None,
     dtype: Annotated[str | None, option(ExperimentSpec, "dtype")] = None,
@@ -71,11 +71,11 @@ def _read(preset: str, changes: dict[str, Any], values: str | None) -> Experimen
 
 
 def end_converge(run: Run, as_json: bool, **how: Any) -> None:
-    """Say the rates of a finished sweep, and why some could not be fitted."""
+    """Say why some rates of a finished sweep are doubtful, and all of them."""
     rates = run.table("rates")
-    end_run(run, as_json, **how)
     for reason in dict.fromkeys(rates.loc[~rates["status"].isin(["ok", "exact"]), "reason"]):
         log(f"note: {reason}")
+    end_run(run, as_json, **how)
 
 
 def _list_presets(as_json: bool) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from esscher.report.words import Answer
     from esscher.runs import Column, Run
 
-LINES, FEWEST, MOST = 12, 3, 8  # lines that a command ends with; rows of their table
+LINES, FEWEST, MOST = 12, 2, 8  # lines that a command ends with; rows of their table
 WIDEST, NARROWEST = 40, 16  # a column with cells longer than the first is folded, to the second
 ANY = 10_000  # columns where a program reads
 TABLES = {  # of a run, for --json and --all
@@ -109,8 +109,9 @@ def close(
     *,
     everything: bool,
 ) -> None:
-    """The end of a command in LINES lines: the answer, a short table of these ``keys``, the command
-    to type next, the path of the report. ``everything``: no short table, the full ones stand above.
+    """The end of a command in LINES lines: the answer, a short table of these ``keys`` and how many
+    rows it leaves out, the command to type next, the path of the report. ``everything``: no short
+    table, the full ones stand above.
     """
     said = [line for sentence in sentences for line in _fold(sentence)]
     if said:
@@ -119,9 +120,13 @@ def close(
         left = LINES - len(said) - 1 - bool(following) - (page is not None)
         known = columns or {}
         ends = [end for key in keys if key in known for end in known[key].ends or ()]
+        if len(rows) > min(MOST, left):
+            left -= 1  # for the line below the table
         shown = _records(rows[: min(MOST, max(FEWEST, left))])
         names = [key for key in dict.fromkeys([*keys, *ends]) if key in shown[0]]
         show("", [{name: row[name] for name in names} for row in shown], known)
+        if more := len(rows) - len(shown):
+            print(f"{more:,} more row{'s' * (more > 1)}: --all")
     if following:
         print(printable(f"Next: {following}"))  # whole, to be copied
     if page is not None:

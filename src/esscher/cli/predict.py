@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 LAWS = ("gaussian", "sphere", "ball", "cube", "rademacher", "laplace")
 LAW, HEAD = "Law of tokens", "Head"
+SHORT = ("says", "of")  # columns of the short table alone
 
 
 class PredictSpec(Plain):
@@ -107,7 +109,17 @@ def predict(
         log(f"figure: {figure}")
     if as_json:
         return print_json(_record(checked, curve, predicted, derived))
-    _show(curve, predicted, derived, everything)
+    following = f"esscher predict{_as_typed(flags)} --figure error.svg" * (figure is None)
+    _show(curve, predicted, derived, everything, following)
+
+
+def _as_typed(flags: Mapping[str, Any]) -> str:
+    """The flags that were given as a command has them, with a space before each."""
+    words = [str(flags["spec"])] if "spec" in flags else []
+    for name, value in flags.items():
+        if name not in ("spec", "everything", "as_json") and (name, value) != ("device", "cpu"):
+            words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return "".join(f" {shlex.quote(word)}" for word in words)
 
 
 def _fields(found: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,9 +185,23 @@ def _record(
 
 
 def _show(
-    curve: ErrorCurve, found: list[Prediction], derived: dict[str, Any], everything: bool
+    curve: ErrorCurve,
+    found: list[Prediction],
+    derived: dict[str, Any],
+    everything: bool,
+    following: str,
 ) -> None:
-    """What the numbers say, and what theory says at the largest n."""
+    """What the numbers say, and what theory says at the largest n: bounds below the limit's size
+    first, then exponents, those of the same error before others.
+    """
+
+    def place(p: Prediction) -> tuple[float, float]:
+        if p.value is None:
+            return 1, "l2" not in p.quantity
+        bound = float(p.rms(curve.n[-1:])[0])
+        return 0 if bound < curve.scale else 2, bound
+
+    found = sorted(found, key=place)
     held = [p for p in found if p.applies]
     sources = (("drawn queries", curve.query_stderr), ("drawn pool", curve.pool_stderr))
     doubts = "".join(
@@ -186,25 +212,22 @@ def _show(
     slope = float("nan") if curve.slope is None else curve.slope[-1]
     falls = "" if slope != slope else f", falling like n^{slope:.3f} there"
     share = number(curve.relative[-1], ".2%")
+    needed, scale = derived["tokens_needed"], derived["critical_scale"]
+    few = bool(scale is not None and scale[-1] <= 1)
     said = [
-        f"error {number(curve.rms[-1])} at n = {int(curve.n[-1]):,} ({share} of the"
-        f" limit){doubts}{falls}"
-    ]
-    needed = derived["tokens_needed"]
-    said.append(
-        f"tokens needed: {derived['tokens_needed_reason']}"
-        if needed is None
-        else f"tokens needed for a relative error of {derived['epsilon']:g}: {needed}"
-    )
-    scale = derived["critical_scale"]
-    if scale is not None:
-        said.append(
-            f"freezing: at this n softmax freezes at {number(scale[-1])} times these scores"
+        f"The error is {number(curve.rms[-1])} at n = {int(curve.n[-1]):,} ({share} of the"
+        f" limit){doubts}{falls}; {'its few largest scores decide there; ' * few}"
+        + (
+            derived["tokens_needed_reason"].removeprefix("epsilon: ")
+            if needed is None
+            else f"a relative error of {derived['epsilon']:g} needs {needed:,} tokens"
         )
+        + "."
+    ]
     proved = sum(p.status.startswith("proved") for p in held)
     said.append(
-        f"theory: {len(held)} of {len(found)} statements apply, {proved} of them proved; their"
-        " values at this n, bounds on a square as the root (--all: every statement):"
+        f"{len(held)} of {len(found)} statements of theory apply ({proved} proved); at this n they"
+        " say:"
     )
     rows = []
     for p in found if everything else held:
@@ -217,12 +240,14 @@ def _show(
             "quantity": p.quantity,
             "source": p.source,
         }
-        rows.append(row | {"applies": "yes" if p.applies else "no: " + "; ".join(p.unmet)})
+        row |= {"applies": "yes" if p.applies else "no: " + "; ".join(p.unmet)}
+        rate = "-" if p.exponent is None else f"n^-{row['exponent']}"
+        row |= {"says": rate if value is None else row["value"]}
+        rows.append(row | {"of": p.quantity.rpartition(" error at ")[2]})
     if everything:
         known = curve.to_frame().drop(columns=["metric", "kind"])
         more = {"slope": curve.slope, "critical_scale": scale}
         known = known.assign(**{name: value for name, value in more.items() if value is not None})
         show(f"{curve.origin}; relative accuracy {curve.accuracy:.0e}", known)
-        show("statements", rows)
-    keys = ["name", "status", "value", "exponent", "quantity"]
-    close(said, rows, keys, everything=everything)
+        show("statements", [{key: row[key] for key in row if key not in SHORT} for row in rows])
+    close(said, rows, ("name", "status", *SHORT), following, everything=everything)

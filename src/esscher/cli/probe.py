@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -15,15 +14,16 @@ import typer
 
 from esscher.cli import options
 from esscher.cli.options import given, option, run_spec, switch
-from esscher.cli.output import end_run, log, print_json, show
+from esscher.cli.output import close, end_run, log, print_json
 from esscher.corpus.spec import CorpusSpec
 from esscher.probe.spec import KEYS, ProbeSpec
-from esscher.runs.errors import printable
 
 if TYPE_CHECKING:
+    from esscher.probe.session import Session
     from esscher.runs import Run, RunSpec
 
 MOST_THREADS = 8  # of one process: more of them wait for each other
+FACTS = ("parameters", "head width", "hidden size", "longest sequence", "mask")  # below a sentence
 PROCESSES = "Number of local processes (default: this process, one thread per core)."
 
 
@@ -92,7 +92,6 @@ def probe(
     """
     flags = given(locals())
     from esscher.corpus.documents import check_text
-    from esscher.hf.checkpoint import resolve
     from esscher.probe.job import open_probe, run_folder
     from esscher.runs.progress import cores
     from esscher.runs.run import refuse_foreign
@@ -106,30 +105,33 @@ def probe(
         return _describe(spec, as_json)
     if out is not None:
         refuse_foreign(out)
-    if sys.stderr.isatty():  # in a log a mistake is one line, with nothing before it
-        log(f"reading the model {resolve(spec.model).shown} and the text")
-    context = open_probe(spec)
+    context = open_probe(spec, tell=_tell)
     path = out if out is not None else run_folder(context)
-    keys = f"{context.keys} keys of the corpus"
-    if context.spec.pool == "sequence":
-        keys = f"their own contexts in windows of {context.windows.length} tokens"
-    counts = f"{len(context.layers)} layers, {len(context.queries)} queries"
-    log(f"{context.loaded.name}: {counts} over {keys}; run {path}")
+    log(f"run {path}")
     log(_first_look(context))
     run = run_spec(context.spec, flags | {"out": path}, opened=context)
     end_probe(run, as_json, everything=everything, report=report)
 
 
-def _first_look(session: Any) -> str:
+def _tell(session: Session) -> None:
+    keys = f"{session.keys} keys of the corpus"
+    if session.spec.pool == "sequence":
+        keys = f"their own contexts in windows of {session.windows.length} tokens"
+    layers = f"{len(session.layers)} layer{'s' * (len(session.layers) > 1)}"
+    counts = f"{layers}, {len(session.queries)} queries"
+    log(f"{session.loaded.name}: {counts} over {keys}; reading the weights")
+
+
+def _first_look(session: Session) -> str:
     """A line about attention in the first tokens, before anything is measured."""
     from esscher.probe.pools import first_look
 
     rows = first_look(session)
     few, many = (pick(rows, key=lambda row: row["effective keys"]) for pick in (min, max))
-    told = (f"{row['effective keys']:.2g} keys in layer {row['layer']}" for row in (few, many))
+    told = (f"to {row['effective keys']:.2g} keys in layer {row['layer']}" for row in (few, many))
     middle = rows[len(rows) // 2]
     return (
-        f"first look, 256 tokens, all layers: the median head spreads over {' and '.join(told)};"
+        f"first look, 256 tokens, all layers: the median head attends {' and '.join(told)};"
         f" the first key gets {middle['on the first key']} of the weight in layer {middle['layer']}"
     )
 
@@ -201,7 +203,12 @@ def describe(
 
     Example: esscher describe openai-community/gpt2
     """
-    _describe(ProbeSpec.read({"model": model, "revision": revision}), as_json)
+    from esscher.hf.checkpoint import read_config, resolve
+
+    asked = ProbeSpec.read({"model": model, "revision": revision})
+    read_config(source := resolve(asked.model), revision)  # a mistake is one line, before this one:
+    log(f"{source.shown}: counting what a probe costs")
+    _describe(asked, as_json)
 
 
 def _describe(asked: ProbeSpec, as_json: bool) -> None:
@@ -211,6 +218,15 @@ def _describe(asked: ProbeSpec, as_json: bool) -> None:
     found = described(asked.model, revision=asked.revision, asked=asked)
     if as_json:
         return print_json({**asdict(found), "heads_in_all": found.heads_in_all})
-    show(found.name, [{" ": name, "": value} for name, value in found.facts().items()])
+    facts = found.facts()
+    said = [f"{found.name} ({found.family}) is not supported: {found.reason}."]
     if found.supported:
-        print(printable(f"Next: esscher probe {shlex.quote(asked.model)}"))
+        said = [
+            f"{found.name} ({found.family}) is supported: {found.layers} layers with"
+            f" {found.heads} heads and {found.kv_heads} key-value heads each."
+        ]
+    if found.cost is not None:
+        said.append("A probe costs {a probe costs}, at {measured here}.".format_map(facts))
+    rows = [{"fact": name, "value": facts[name]} for name in FACTS if name in facts]
+    following = f"esscher probe {shlex.quote(asked.model)}" if found.supported else ""
+    close(said, rows, ("fact", "value"), following, everything=False)

@@ -45,7 +45,8 @@ def ls(
     records = []
     for run in list_runs(folder):
         row: dict[str, Any] = {"path": str(run.path), "job": run.manifest.job}
-        row |= {"title": str(run.spec.get("title", "")), "status": run.status}
+        title = run.spec.get("title") or run.spec.get("model") or ""
+        row |= {"title": str(title), "status": run.status}
         row |= {"done": run.progress.done, "units": run.manifest.units}
         row |= {"failed": len(run.failures), "started": run.manifest.started[:19]}
         records.append(row)
@@ -61,6 +62,7 @@ def resume(
     run: Annotated[Path, options.path_argument("Run directory.")],
     workers: options.Workers = 1,
     dask: options.Dask = None,
+    everything: options.All = False,
     as_json: options.Json = False,
 ) -> None:
     """Complete a run that was interrupted.
@@ -78,7 +80,7 @@ def resume(
     log(f"{result.path}: {result.status}, tables {', '.join(result.tables)}")
     if result.manifest.job in JOBS:
         module, _, name = JOBS[result.manifest.job][1].partition(":")
-        getattr(importlib.import_module(module), name)(result, as_json)
+        getattr(importlib.import_module(module), name)(result, as_json, everything=everything)
     elif as_json:  # a job of another package
         print_json({"path": str(result.path), "status": result.status, "tables": result.tables})
 

@@ -56,17 +56,20 @@ class Source:
         return tuple(split for split in self.spec.splits if can or split == UNIFORM) or (UNIFORM,)
 
 
-def source_of(spec: CompressSpec) -> Source:
+def source_of(spec: CompressSpec, tell: Callable[[Source], None] = lambda source: None) -> Source:
     """The model and the prompts of a spec: text, layers and rules are checked by the
-    configuration, before weights are read.
+    configuration, before weights are read. ``tell`` is called in between.
     """
     check_text(spec.corpus)
     outline = _read(spec, outline_model)
     planned = None if outline is None else _planned(spec, outline)
+    if planned is not None:
+        tell(planned)
     loaded = _read(spec, load_model)
     assert loaded is not None
     if planned is None or outline is None or not alike(outline, loaded):
         planned = _planned(spec, loaded)
+        tell(planned)
     for parameter in loaded.model.parameters():
         parameter.requires_grad_(False)  # gradients are taken at activations alone
     return replace(planned, loaded=loaded, outputs=head_projections(loaded.model))

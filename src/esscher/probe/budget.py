@@ -110,6 +110,11 @@ class Asked(NamedTuple):
         """The split whose keys are told head by head."""
         return BEST if self.epsilon is None else OWN
 
+    @property
+    def by(self) -> str:
+        """The column of BUDGET that is least for the best rule."""
+        return "ratio" if self.total is None else "error"
+
 
 def as_asked(epsilon: Any = None, total: Any = None, kl: Any = None) -> Asked:
     """Checked."""
@@ -155,10 +160,10 @@ class Budget:
 
     def _repr_html_(self) -> str:
         """The rules in their best split, or the splits of one rule, below a line of words."""
-        rows = self.totals if self.rules is None else self.rules[self.rules["split"] == BEST]
+        rows = self.totals if self.rules is None else rank_rules(self.rules, self.asked.by)
         keys = ("rule", "split", "ratio", "nats", "nats_low", "nats_high", "error", "where")
         labels = {key: _OF[key].short or _OF[key].label for key in keys if key in rows}
-        table = rows[list(labels)].sort_values(["where", "ratio"]).rename(columns=labels)
+        table = rows[list(labels)].rename(columns=labels)
         line = html.escape(f"{self.rule} for {self.asked.words}; {self.part}")
         return f"<div>{line}{table.to_html(index=False, float_format='{:.3g}'.format)}</div>"
 
@@ -191,20 +196,20 @@ def budget(
         )
     if rule is None:
         rules = budget_table(frontier, [asked])
-        rule = best_rule(rules, asked)
+        rule = str(rank_rules(rules, asked.by)["rule"].iloc[0])
     found = rule_budget(frontier, find_rule(frontier, rule), *asked)
     return replace(found, part=measured_part(run), rules=rules)
 
 
-def best_rule(totals: pd.DataFrame, asked: Asked) -> str:
-    """The rule that needs the fewest keys, or has the least error where a total is given: of those
-    for any cache, if there are some.
+def rank_rules(totals: pd.DataFrame, by: str = "ratio") -> pd.DataFrame:
+    """Every rule in its best split, with the share of its uniform split: rules for any cache come
+    first, of these the one with the fewest keys, or the least of ``by``; the bound comes last.
     """
-    best = totals[(totals["split"] == BEST) & (totals["rule"] != FLOOR)]
-    if not len(best):
-        best = totals
-    best = best.sort_values(["where", "ratio" if asked.total is None else "error"])
-    return str(best["rule"].iloc[0])
+    alike = totals[totals["split"] == UNIFORM].drop_duplicates("rule").set_index("rule")["ratio"]
+    rows = totals[totals["split"] == BEST]
+    rows = rows.assign(uniform=rows["rule"].map(alike), bound=rows["rule"] == FLOOR)
+    order = ["bound", "where", by, *(["nats"] if "nats" in rows else [])]
+    return rows.sort_values(order, kind="stable")
 
 
 def frontier_of(run: Run) -> pd.DataFrame:

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,13 +65,23 @@ def check_asked(session: Session) -> None:
             )
 
 
-def open_probe(spec: ProbeSpec, loaded: Loaded | None = None) -> Session:
+def open_probe(
+    spec: ProbeSpec,
+    loaded: Loaded | None = None,
+    tell: Callable[[Session], None] = lambda session: None,
+) -> Session:
     """The session of a spec whose statistics are registered, with everything it asks for checked.
 
-    ``loaded``: the model, where it is given as an object.
+    ``loaded``: the model, where it is given as an object. ``tell`` is called once everything is
+    checked, before the weights are read.
     """
+
+    def check(session: Session) -> None:
+        check_asked(session)
+        tell(session)
+
     check_registered(spec)
-    return open_session(spec, loaded, check_asked)
+    return open_session(spec, loaded, check)
 
 
 # ---- units

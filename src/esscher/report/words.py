@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from esscher.runs import Run, RunError
 from esscher.runs.columns import Column
 from esscher.runs.errors import printable
+from esscher.runs.run import find_view
 
 LONGEST = 300  # characters of a text from outside, where it stands in a sentence
 MOST_ROWS = 5000  # of a table on the page; the rest stays in the run
@@ -236,10 +237,11 @@ def dash_of(status: str) -> str:
 # ---- The answer: what a command ends with, a notebook shows and a page begins with.
 
 LOSS = 0.05  # nats per token: a compressed cache is recommended if it loses no more
-BEST, UNIFORM = "best split", "uniform"
+BEST = "best split"
 ANY_CACHE = "any cache"
 FLOOR = "neyman"  # a bound that no rule goes below, to first order: nothing to recommend
 REFITTED = "fisher+refit"  # the rule of es.compress
+USUAL = {"sinks": 4, "recent": 16, "observe": 64, "replay": 1.0, "seed": 0}  # its defaults
 KINDS = {
     "streams": "stream (first and recent keys are enough)",
     "retrieves": "retrieve (they need chosen keys)",
@@ -276,32 +278,39 @@ def answer_of(run: Run) -> Answer:
 
 def converge_answer(run: Run) -> Answer:
     """Fitted exponents of each metric beside 1/2, and how to draw them."""
-    rates, sentences = run.table("rates"), []
-    for metric, own in rates.groupby("metric", sort=False):
-        fitted = own[own["exponent"].notna()]
-        if fitted.empty:
-            sentences.append(f"{metric}: no rate could be fitted")
-            continue
-        ends = dict.fromkeys(f"{end:.3g}" for end in fitted["exponent"].agg(["min", "max"]))
-        inside = fitted["low"].le(0.5) & fitted["high"].ge(0.5)
-        sentences.append(
-            f"{metric}: error ~ n^-b with b = {' to '.join(ends)}; 1/2 is within the interval of"
-            f" {inside.sum()} of {len(fitted)} points"
-        )
+    rates = run.table("rates")
+    fitted = rates[rates["exponent"].notna()]
+    told = []
+    for metric, own in fitted.groupby("metric", sort=False):
+        ends = dict.fromkeys(f"{end:.3g}" for end in own["exponent"].agg(["min", "max"]))
+        told.append(f"{' to '.join(ends)} ({metric})")
+    inside = int((fitted["low"].le(0.5) & fitted["high"].ge(0.5)).sum())
+    sentences = ["No rate could be fitted."]
+    if told:
+        sentences = [
+            f"The error falls as n^-b with b = {', '.join(told)}.",
+            f"1/2 is within the interval of {inside} of {len(fitted)} fits.",
+        ]
     keys = short_columns(rates, "rates")
     following = f"esscher report {shlex.quote(str(run.path))} --figures svg"
     return Answer(sentences, rates, keys, following, "rates")
 
 
 def icl_answer(rows: Any, name: str) -> Answer:
-    """Errors of the models at the longest prompt, or which of the two is stuck more often."""
+    """Errors of the models at the shortest and the longest prompt, or which of the two is stuck
+    more often.
+    """
     said = []
-    longest = rows[rows["length"] == rows["length"].max()] if name == "final" else rows[:0]
-    for covariance, own in longest.groupby("covariance", sort=False):
-        errors = own.groupby("model", sort=False)["mse"].mean()
-        told = ", ".join(f"{model} {value:.4g}" for model, value in errors.items())
-        length = own["length"].iloc[0]
-        said.append(f"{covariance}, prompts of {length:,} tokens: mean squared error {told}")
+    for covariance, own in rows.groupby("covariance", sort=False) if name == "final" else ():
+        errors = own.groupby(["model", "length"], sort=False)["mse"].mean().unstack("model")
+        what = "mean squared error" + " above the Bayes predictor's" * ("bayes" in errors)
+        above = errors.sub(errors.pop("bayes") if "bayes" in errors else 0.0, axis=0)
+        ends = sorted({own["length"].min(), own["length"].max()})
+        shown = (
+            f"{model} {' and '.join(f'{above.loc[n, model]:.3g} at {n:,} tokens' for n in ends)}"
+            for model in above
+        )
+        said.append(f"{covariance}, {what}: {'; '.join(shown)}.")
     if name == "verdict":
         total = rows.iloc[-1]  # over all settings
         more = "linear" if total["only_linear"] > total["only_softmax"] else "softmax"
@@ -314,23 +323,18 @@ def icl_answer(rows: Any, name: str) -> Answer:
 
 
 def recommended(rows: Any) -> dict[str, Any] | None:
-    """The first rule of a table that every cache can run; None where there is none."""
-    usable = rows[(rows["where"] == ANY_CACHE) & (rows["rule"] != FLOOR)]
-    return usable.iloc[0].to_dict() if len(usable) else None
+    """The first of ranked rules, if every cache can run it."""
+    first: dict[str, Any] = {} if rows.empty else rows.iloc[0].to_dict()
+    return first if first and not first["bound"] and first["where"] == ANY_CACHE else None
 
 
 def cache_answer(
     run: Run, what: str, totals: Any, asked: str, kl: float | None, by: str = "ratio"
 ) -> Answer:
-    """One recommendation for what is asked, the command that builds the cache, and every rule: its
-    best split, with the share of the uniform one beside it; first the rules for any cache, the
-    smallest first, the bound last.
+    """One recommendation for what is asked, the command that builds the cache, and every rule in
+    its best split, with the share of the uniform one beside it, in the order of their rank.
     """
-    uniform = totals[totals["split"] == UNIFORM].drop_duplicates("rule").set_index("rule")["ratio"]
-    rows = totals[totals["split"] == BEST]
-    rows = rows.assign(uniform=rows["rule"].map(uniform), bound=rows["rule"] == FLOOR)
-    order = ["bound", "where", by, *(["nats"] if "nats" in rows else [])]
-    rows = rows.sort_values(order, kind="stable")
+    rows = find_view("rank_rules")(totals, by)
     best, following = recommended(rows), f"esscher budget {shlex.quote(str(run.path))}"
     sentences = [f"{what}: no rule that was measured runs on any cache."]
     if best is not None:
@@ -339,7 +343,8 @@ def cache_answer(
             loss = f"predicted loss {interval(best, 'nats', 'nats_low', 'nats_high')} nats"
         sentences = [
             f"{what}: {best['rule']} keeps {best['ratio']:.1%} of the cache for {asked} ({loss}),"
-            f" on {best['where']}; {best['uniform']:.1%} if every head keeps the same share."
+            f" with a length for each head; {best['uniform']:.1%} if every head keeps the same"
+            " share."
         ]
         following += f" --rule {best['rule']}"
         if kl is not None:
@@ -413,14 +418,19 @@ def _heads_answer(run: Run, measured: Any, what: str) -> Answer:
             if own or drawn > keys:
                 need = f"{written(drawn)} draws with replacement from {written(keys)} keys"
             need = need if math.isfinite(drawn) else "more than was measured"
-            told.append(f"L{int(row['layer'])}H{int(row['head'])} ({need})")
-        sentences = [
-            f"{what}: for an error of 10 % the most is needed by {told[0]}, the least by {told[1]}."
-        ]
+            told.append(f"L{int(row['layer'])}H{int(row['head'])} needs {{}} ({need})")
+        most, least = told[0].format("most"), told[1].format("least")
+        sentences = [f"{what}: for an error of 10 % {most}, {least}."]
         if kinds := Counter(measured.get("regime", ())).most_common():
-            sentences.append(f"Regimes: {', '.join(f'{n} {word}' for word, n in kinds)}.")
+            known = run.columns("heads")["regime"]
+            meanings = dict(zip(known.words, known.meanings, strict=False))
+            said = (
+                f"{n} {word}" + f" ({meanings.get(word)})" * (word in meanings) for word, n in kinds
+            )
+            sentences.append(f"Heads: {', '.join(said)}.")
     pool, rows = "" if own else " --pool sequence", order[::-1]
-    following = f"esscher probe {shlex.quote(model_name(run))}{pool}{text_flags(run)}"
+    settings = same_flags(run, "layers", "heads", "window", "max_tokens", "queries")
+    following = f"esscher probe {shlex.quote(model_name(run))}{pool}{text_flags(run)}{settings}"
     return Answer(sentences, rows, short_columns(rows, "heads"), following, "heads")
 
 
@@ -451,12 +461,28 @@ def compress_answer(run: Run) -> Answer:
     ]
     if told and size == size:
         sentences.append(f"Keeping {', '.join(told[:4])}.")
-    wanted = f"keep={size:g}" if size == size else f"kl={asked:g}"
-    call = f'es.compress(model, ids, {wanted}, rule="{rule}")'
+    wanted = ("keep", size) if size == size else ("kl", asked)
+    following = _same_cache(run, rule, row["split"], *wanted)
     shown = rows[(rows["keep"] == size) | (size != size)].sort_values("kl", kind="stable")
     keys = short_columns(shown, "compress")
     told = [*sentences, *_checked(run)]
-    return Answer(told, shown, keys, f"{call} in Python builds this cache", "compress")
+    return Answer(told, shown, keys, following, "compress")
+
+
+def _same_cache(run: Run, rule: str, split: str, wanted: str, size: float) -> str:
+    """What builds a measured cache: the call of es.compress, on a prompt of as many tokens; of some
+    layers alone, which the call does not take, the command for all of them.
+    """
+    spec, length = run.spec, run.table("about")["window"].iloc[0]
+    if spec.get("layers"):
+        settings = same_flags(run, "window", "decode", "sinks", "recent", "observe", "replay")
+        place = f"{shlex.quote(model_name(run))}{text_flags(run)}{settings}"
+        return f"esscher compress {place} --{wanted} {size:g} --rules {rule}"
+    more = f', split="{split}"' * bool(spec.get("splits"))
+    changed = {name: spec[name] for name in USUAL if spec.get(name, USUAL[name]) != USUAL[name]}
+    more += "".join(f", {name}={value:g}" for name, value in changed.items())
+    call = f'es.compress(model, ids[:, :{length}], {wanted}={size:g}, rule="{rule}"{more})'
+    return f"{call} in Python builds this cache"
 
 
 def _checked(run: Run) -> Iterator[str]:
@@ -512,15 +538,27 @@ def text_flags(run: Run) -> str:
     return "".join(f" {flag} {shlex.quote(str(value))}" for flag, value in named if value)
 
 
+def same_flags(run: Run, *names: str) -> str:
+    """These settings of a run as flags, with a space before each, where the run has them."""
+    told = {**(run.spec.get("corpus") or {}), **run.spec}
+    found = ((name.replace("_", "-"), told.get(name)) for name in names)
+    return "".join(
+        f" --{name} {','.join(map(str, value)) if isinstance(value, list | tuple) else value}"
+        for name, value in found
+        if value is not None
+    )
+
+
 def compress_command(run: Run, rule: str, kl: float) -> str:
     """The command that builds and measures a cache by a rule, on the model, text and layers of a
-    probe, and by the rule of es.compress beside it.
+    probe, and by the rule of es.compress beside it. Prompt and answer fill a window of the probe.
     """
     rules = " ".join(f"--rules {name}" for name in dict.fromkeys((rule, REFITTED)))
-    model = shlex.quote(model_name(run))
-    layers = run.spec.get("layers")
-    some = f" --layers {','.join(map(str, layers))}" if layers else ""
-    return f"esscher compress {model}{text_flags(run)}{some} --kl {kl:g} {rules}"
+    length = int(run.table("about")["window"].iloc[0])
+    model, decoded = shlex.quote(model_name(run)), max(length // 8, 1)
+    place = f"{text_flags(run)}{same_flags(run, 'layers')}"
+    window = f" --window {length - decoded} --decode {decoded}"
+    return f"esscher compress {model}{place}{window} --kl {kl:g} {rules}"
 
 
 # ---- A run in a few lines.

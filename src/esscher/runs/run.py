@@ -212,8 +212,9 @@ VIEWS: dict[str, str] = {
     "summary": "esscher.report.words:text_summary",
     "_repr_html_": "esscher.report.words:html_summary",
     "budget": "esscher.probe.budget:budget",
+    "rank_rules": "esscher.probe.budget:rank_rules",
 }
-"""Name of a view -> "module:function" of a function of a run, or of what else shows itself."""
+"""Name of a view -> "module:function" of a function of a run, of its tables, or of a curve."""
 
 
 def find_view(name: str) -> Callable[..., Any]:
