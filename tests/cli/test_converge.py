@@ -273,3 +273,9 @@ def test_a_mistake_in_n_names_it_and_what_came_once(
     assert err == (
         f"esscher: n: expected numbers such as 100,1000 or 1e3:1e12, got {command[-1]!r}\n"
     )
+
+
+def test_a_wrong_entry_of_a_list_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(["converge", "gaussian", "--values", "1,nan"], capsys)
+    assert (code, out) == (2, "")
+    assert err == "esscher: sweep.values.1: input should be a finite number, got nan\n"

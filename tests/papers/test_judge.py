@@ -158,7 +158,7 @@ def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["reproduce", "b-99"], "claim: expected one of b-1-sub-parametric"),
+        (["reproduce", "b-99"], "claim: expected an id or a number that esscher reproduce lists"),
         (["reproduce", "--all", "1"], "--all: takes every claim"),
         (["reproduce", "no.such:THING"], "claim: no.such:THING cannot be imported"),
         (["reproduce", "json:dumps"], "claim: expected module:NAME of a Claim, got 'json:dumps'"),

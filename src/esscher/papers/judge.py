@@ -39,13 +39,12 @@ def find_claim(name: str) -> Claim:
     """A claim by its id or number, or by the entry "module:NAME" of one from outside."""
     if ":" in name:
         return CLAIMS.get(name) or register(name)
-    own = {id: claim for id, claim in all_claims().items() if ":" not in id}
-    for id, claim in own.items():
-        if name in (id, str(claim.number)):
+    for id, claim in all_claims().items():
+        if ":" not in id and name in (id, str(claim.number)):
             return claim
     raise ValueError(
-        f"claim: expected one of {', '.join(own)}, its number, or module:NAME of your own, got"
-        f" {name!r}"
+        "claim: expected an id or a number that esscher reproduce lists, or module:NAME of your"
+        f" own, got {name!r}"
     )
 
 

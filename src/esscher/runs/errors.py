@@ -68,7 +68,16 @@ def resume_command(path: Path) -> str:
 
 def field_lines(cause: ValidationError, most: int | None = None) -> str:
     """pydantic's complaints on one line, each as "field: what is wrong, got what"."""
-    return "; ".join(_field_line(dict(error)) for error in cause.errors(include_url=False)[:most])
+    errors = [dict(error) for error in cause.errors(include_url=False)]
+    places = [error["loc"] for error in errors]
+    # a list is too short when its entries are wrong: the entries are told
+    told = [
+        error
+        for error in errors
+        if error["type"] != "too_short"
+        or not any(error["loc"] == place[:-1] for place in places if place)
+    ]
+    return "; ".join(map(_field_line, told[:most]))
 
 
 def _field_line(error: dict[str, Any]) -> str:

@@ -77,16 +77,19 @@ class RunSpec(Plain):
         """The spec from a YAML file or a mapping; ``changes`` (flags) replace fields. Bad input is
         a ValueError.
         """
-        origin = str(source) if isinstance(source, str | Path) else cls.__name__
+        origin = f"{source}: " if isinstance(source, str | Path) else ""
         fields = {**read_mapping(source), **changes}
+        for name, value in fields.items():
+            try:
+                canonical_json(value)
+            except (TypeError, ValueError) as cause:
+                raise ValueError(
+                    f"{origin}{name}: expected finite numbers, strings or lists, got {value!r}"
+                ) from cause
         try:
             return cls.model_validate_json(canonical_json(fields))
         except ValidationError as cause:
-            raise ValueError(f"{origin}: {field_lines(cause)}") from cause
-        except (TypeError, ValueError) as cause:
-            raise ValueError(
-                f"{origin}: expected plain values (numbers, strings, lists): {cause}"
-            ) from cause
+            raise ValueError(f"{origin}{field_lines(cause)}") from cause
 
 
 def read_mapping(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
