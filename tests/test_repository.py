@@ -221,6 +221,9 @@ COINAGES = {
     r"\bwhoever\b": "who",
     r"\ba (?:thread|core) a (?:core|thread)\b": "one thread per core",
     r"\bfeels? (?:each|a|the) head\b": "gradient at the head's output",
+    r"\bthe most is needed\b": "needs most",
+    r"\bfreezes at\b": "the few largest scores decide from ... on",
+    r"\bhead spreads over\b": "head attends to",
 }
 
 
@@ -229,10 +232,13 @@ def coinages(text: str) -> list[str]:
 
 
 def told() -> dict[str, str]:
-    """Everything that users read, by where it stands: pages, the report, help, columns."""
+    """Everything that users read, by where it stands: pages, the report, help, answers, columns."""
+    source = ROOT / "src/esscher"
+    files = [*(source / "report/page").iterdir(), source / "report/words.py"]
+    files += (source / "cli").glob("*.py")
     found = {
         str(path.relative_to(ROOT)): path.read_text("utf-8")
-        for path in (*PAGES, ROOT / "CHANGELOG.md", *(ROOT / "src/esscher/report/page").iterdir())
+        for path in (*PAGES, ROOT / "CHANGELOG.md", *files)
     }
     for words, command in commands():
         found[f"esscher {words}"] = " ".join([command.help, *(one.help for one in command.params)])

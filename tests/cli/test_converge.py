@@ -276,6 +276,6 @@ def test_a_mistake_in_n_names_it_and_what_came_once(
 
 
 def test_a_wrong_entry_of_a_list_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run(["converge", "gaussian", "--values", "1,nan"], capsys)
+    code, out, err = run(["converge", "gaussian", "--values", "nan"], capsys)
     assert (code, out) == (2, "")
-    assert err == "esscher: sweep.values.1: input should be a finite number, got nan\n"
+    assert err == "esscher: sweep.values.0: input should be a finite number, got nan\n"

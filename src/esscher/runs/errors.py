@@ -68,7 +68,7 @@ def resume_command(path: Path) -> str:
 
 def field_lines(cause: ValidationError, most: int | None = None) -> str:
     """pydantic's complaints on one line, each as "field: what is wrong, got what"."""
-    errors = [dict(error) for error in cause.errors(include_url=False)]
+    errors: list[dict[str, Any]] = [dict(error) for error in cause.errors(include_url=False)]
     places = [error["loc"] for error in errors]
     # a list is too short when its entries are wrong: the entries are told
     told = [
