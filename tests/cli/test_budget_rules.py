@@ -73,7 +73,7 @@ def test_without_a_rule_every_rule_is_named_with_its_total(
     best = want.loc["best split"]
     assert f": heavy keeps {best['ratio']:.1%} of the cache for an error of 10%" in summary
     same = want.loc["uniform", "ratio"]
-    assert f", with a length for each head; {same:.1%} if every head" in summary
+    assert f", with a length for each head; {same:.1%} with equal shares." in summary
     assert " ".join(header.split()).startswith("rule of the cache runs on uniform")
     # the smallest cache first, then rules that need all keys, and the bound last
     assert lines[0].split()[:4] == ["heavy", f"{best['ratio']:.3g}", "any", "cache"]

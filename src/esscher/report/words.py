@@ -343,8 +343,7 @@ def cache_answer(
             loss = f"predicted loss {interval(best, 'nats', 'nats_low', 'nats_high')} nats"
         sentences = [
             f"{what}: {best['rule']} keeps {best['ratio']:.1%} of the cache for {asked} ({loss}),"
-            f" with a length for each head; {best['uniform']:.1%} if every head keeps the same"
-            " share."
+            f" with a length for each head; {best['uniform']:.1%} with equal shares."
         ]
         following += f" --rule {best['rule']}"
         if kl is not None:
