@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from esscher.cli import options
+from esscher.cli.app import SETTINGS
 from esscher.cli.options import given, option, run_spec, switch
 from esscher.cli.output import end_run, log, print_json, show
 from esscher.icl.specs import (
@@ -32,8 +33,7 @@ icl = typer.Typer(
         "Example: esscher icl flow --lengths 10,1000,1e6"
     ),
     no_args_is_help=True,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    **SETTINGS,
 )
 
 Covariance = Annotated[
