@@ -169,9 +169,7 @@ def test_the_command_that_a_probe_ends_with_works(
     assert es.load_run(tmp_path / "run").table("compress")["kl"].iloc[1:].notna().all()
     whole = shown.splitlines()[-1]  # every layer
     start = f"Next: esscher compress {asked[1]} --text {asked[3]} --window 42 --decode 6 --sinks 2"
-    assert re.fullmatch(
-        rf"{start} --recent 4 --observe 8 --replay 1.0 --kl 0\.05 --rules \S+", whole
-    )
+    assert re.fullmatch(rf"{start} --recent 4 --observe 8 --kl 0\.05 --rules \S+", whole)
     more = ["--texts", "1", "--no-report", "--out", str(tmp_path / "whole")]
     code, shown, _ = run([*whole.split(" ")[2:], *more], capsys)
     assert code == 0

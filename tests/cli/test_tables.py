@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from esscher.cli.output import show
+from esscher.cli.output import close, show
 from esscher.runs import Column
 from tests.cli.commands import run
 
@@ -53,6 +53,34 @@ def test_sentences_wrap_between_words_and_paths_stay_whole(
     assert max(map(len, lines)) <= 100
     assert sum(line.count("word") for line in lines) == 30
     assert any(line.endswith(PATH) for line in lines)
+
+
+def test_a_short_table_fits_the_screen_and_says_what_it_leaves_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where there is little room the first interval stays, then the first columns."""
+    columns = {
+        key: Column(key, "float", key, "Help.", ends=(f"{key}_low", f"{key}_high"))
+        for key in ("loss", "predicted", "added")
+    }
+    row = {key: 0.123456 for key in columns}
+    row |= {end: 0.0123456 for column in columns.values() for end in column.ends or ()}
+    rows = [{"rule": "a rule with a name", **row}] * 20
+    expected = {
+        200: (8, "rule loss predicted added", 3),
+        80: (7, "rule loss predicted added", 2),  # the sentence takes two lines
+        50: (7, "rule loss", 1),
+    }
+    for width, (shown, header, intervals) in expected.items():
+        monkeypatch.setenv("COLUMNS", str(width))
+        close(["word " * 18], rows, ["rule", *columns], "go", columns, everything=False)
+        lines = capsys.readouterr().out.splitlines()
+        first = next(i for i, line in enumerate(lines) if line.startswith("rule "))
+        assert lines[first].split() == header.split()
+        assert {line.count("[") for line in lines[first + 1 : -2]} == {intervals}
+        assert lines[-2:] == [f"{20 - shown} more rows: --all", "Next: go"]
+        assert (len(lines), max(map(len, lines)) <= width) == (shown + first + 3, True)
+        assert len(lines) <= 12
 
 
 def test_commands_fit_80_columns(

@@ -119,12 +119,11 @@ def close(
     if not everything and len(rows):
         left = LINES - len(said) - 1 - bool(following) - (page is not None)
         known = columns or {}
-        ends = [end for key in keys if key in known for end in known[key].ends or ()]
         if len(rows) > min(MOST, left):
             left -= 1  # for the line below the table
         shown = _records(rows[: min(MOST, max(FEWEST, left))])
-        names = [key for key in dict.fromkeys([*keys, *ends]) if key in shown[0]]
-        show("", [{name: row[name] for name in names} for row in shown], known)
+        names = [key for key in dict.fromkeys(keys) if key in shown[0]]
+        show("", _fitting(shown, names, known), known)
         if more := len(rows) - len(shown):
             print(f"{more:,} more row{'s' * (more > 1)}: --all")
     if following:
@@ -134,6 +133,34 @@ def close(
 
 
 # ---- Tables.
+
+
+def _fitting(
+    rows: Sequence[Mapping[str, Any]], keys: Sequence[str], known: Mapping[str, Column]
+) -> list[dict[str, Any]]:
+    """Rows with those of the keys that fit the screen: later intervals go first, then the last
+    columns.
+    """
+    ends = {key: known[key].ends or () for key in keys if key in known and known[key].ends}
+    while True:
+        names = dict.fromkeys([*keys, *(end for key in ends for end in ends[key])])
+        found = [{name: row[name] for name in names if name in row} for row in rows]
+        if _width(found, known) <= _screen_width() or len(keys) <= FEWEST:
+            return found
+        if len(ends) > 1:
+            ends.popitem()
+        else:
+            keys = keys[:-1]
+            ends = {key: own for key, own in ends.items() if key in keys}
+
+
+def _width(rows: Sequence[Mapping[str, Any]], known: Mapping[str, Column]) -> int:
+    """Characters of a table, its long cells folded."""
+    widths = (
+        max(len(_header(key, known)), *(len(_cell(row, key, known)) for row in rows))
+        for key in _keys(rows, known)
+    )
+    return sum(min(width, WIDEST) + 2 for width in widths) - 2
 
 
 def show(title: str, rows: Any, columns: Mapping[str, Column] | None = None) -> None:
@@ -152,7 +179,7 @@ def show(title: str, rows: Any, columns: Mapping[str, Column] | None = None) -> 
     cells, width = [], 0
     for key in _keys(records, known):
         cells.append([_cell(row, key, known) for row in records])
-        header = known[key].header if key in known else key.replace("_", " ")
+        header = _header(key, known)
         texts = [header, *cells[-1]]
         longest = max(map(len, texts))
         word = max((len(word) for text in texts for word in text.split()), default=0)
@@ -169,6 +196,10 @@ def show(title: str, rows: Any, columns: Mapping[str, Column] | None = None) -> 
     if title:
         print("\n".join(_fold(title)))
     print("\n".join(line.rstrip() for line in page.get().splitlines()))
+
+
+def _header(key: str, known: Mapping[str, Column]) -> str:
+    return known[key].header if key in known else key.replace("_", " ")
 
 
 def _records(rows: Any) -> list[dict[str, Any]]:

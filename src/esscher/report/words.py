@@ -448,10 +448,13 @@ def compress_answer(run: Run) -> Answer:
     row = (enough.sort_values("share") if len(enough) else best.sort_values("kl")).iloc[0]
     size, rule = row["keep"], row["rule"]
     loss = interval(row, "kl", "kl_low", "kl_high")
+    layers = run.spec.get("layers")
+    some = f", {len(layers)} of {about['layers']} layers compressed" if layers else ""
+    prompts = f"{about['texts']} prompt{'s' if about['texts'] > 1 else ''}"
     sentences = [
-        f"{shortened(str(about['model']), 120)} on {about['texts']} prompts of {about['window']}"
-        f" tokens: {rule} keeps {row['share']:.1%} of the cache and loses {loss} nats per token; it"
-        f" runs on {runs_on(rule, row['split'])}."
+        f"{shortened(str(about['model']), 120)} on {prompts} of {about['window']} tokens{some}:"
+        f" {rule} keeps {row['share']:.1%} of the cache and loses {loss} nats per token; it runs on"
+        f" {runs_on(rule, row['split'])}."
     ]
     others = best[best["keep"] != size].sort_values("share")
     told = [
@@ -473,12 +476,12 @@ def _same_cache(run: Run, rule: str, split: str, wanted: str, size: float) -> st
     layers alone, which the call does not take, the command for all of them.
     """
     spec, length = run.spec, run.table("about")["window"].iloc[0]
+    changed = {name: spec[name] for name in USUAL if spec.get(name, USUAL[name]) != USUAL[name]}
     if spec.get("layers"):
-        settings = same_flags(run, "window", "decode", "sinks", "recent", "observe", "replay")
+        settings = same_flags(run, "window", "decode", *changed)
         place = f"{shlex.quote(model_name(run))}{text_flags(run)}{settings}"
         return f"esscher compress {place} --{wanted} {size:g} --rules {rule}"
     more = f', split="{split}"' * bool(spec.get("splits"))
-    changed = {name: spec[name] for name in USUAL if spec.get(name, USUAL[name]) != USUAL[name]}
     more += "".join(f", {name}={value:g}" for name, value in changed.items())
     call = f'es.compress(model, ids[:, :{length}], {wanted}={size:g}, rule="{rule}"{more})'
     return f"{call} in Python builds this cache"
