@@ -63,7 +63,7 @@ def test_a_short_table_fits_the_screen_and_says_what_it_leaves_out(
         key: Column(key, "float", key, "Help.", ends=(f"{key}_low", f"{key}_high"))
         for key in ("loss", "predicted", "added")
     }
-    row = {key: 0.123456 for key in columns}
+    row = dict.fromkeys(columns, 0.123456)
     row |= {end: 0.0123456 for column in columns.values() for end in column.ends or ()}
     rows = [{"rule": "a rule with a name", **row}] * 20
     expected = {
