@@ -125,7 +125,7 @@ def test_the_command(claim: Claim, tmp_path: Path, capsys: pytest.CaptureFixture
     assert "my_claim" not in printed.err.splitlines()[-1]
     said(["reproduce", OUTSIDE, "--out", "here"])
     printed = capsys.readouterr()
-    assert "supported" in printed.out
+    assert printed.out.startswith("1 supported: here/reproduce.json\n")
 
 
 def test_a_picture_with_open_ends_is_stored(claim: Claim, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ have come out otherwise.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -81,7 +82,9 @@ def reproduce(
         effect = record["effect"] if record["value"] is None else f"{record['effect']} {value}"
         row = {"claim": record["id"], "verdict": record["verdict"], "effect": effect + interval}
         rows.append(row | {"why": record["reason"]})
-    show(str(folder), rows)
+    verdicts = Counter(record["verdict"] for record in records)
+    told = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common())
+    show(f"{told}: {folder / VERDICTS}", rows)
 
 
 def end_evidence(run: Run, as_json: bool, **how: Any) -> None:
