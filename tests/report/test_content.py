@@ -170,7 +170,7 @@ def test_first_line_from_what_was_measured(tmp_path: Path) -> None:
     content = content_of(store_run(tmp_path / "run", ProbeLike(), tables))
     assert content["lines"][0] == (
         "model: known-model; text: prose.txt; tokens: 4,000 in windows of 512; heads: 1 of"
-        " 1, 1 layer; keys a query sees: 100; queries a head: 7"
+        " 1, 1 layer; keys a query sees: 100; queries per head: 7"
     )
 
 
@@ -182,7 +182,7 @@ def test_first_line_says_that_keys_are_a_mean_over_depths(tmp_path: Path) -> Non
     }
     content = content_of(store_run(tmp_path / "run", ProbeLike(), tables))
     told = "1,272 (a query's own window, mean over positions, 497 to 2,048)"
-    assert f"keys a query sees: {told}; queries a head: 7" in content["lines"][0]
+    assert f"keys a query sees: {told}; queries per head: 7" in content["lines"][0]
     tables["heads"] = [head | {"n_keys_least": 1272, "n_keys_most": 1272}]
     content = content_of(store_run(tmp_path / "same", ProbeLike(), tables))
     assert "keys a query sees: 1,272 (a query's own window); " in content["lines"][0]

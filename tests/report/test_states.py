@@ -252,7 +252,7 @@ def test_in_context_learning(visit: Visit, tmp_path: Path, artefacts: Path, job:
         tmp_path / job, LessonSpec(job=job), TRAINED if job == "icl-train" else CONCENTRATED
     )
     page = visit(write_report([run]))
-    assert "linear regression in context in dimension 5" in page.text(".what")
+    assert "linear regression in context in dimension 5" in page.text(".intro")
     titles = page.texts("#charts h3")
     if job == "icl-train":
         assert titles == [

@@ -36,8 +36,8 @@ def chart_of(
 def charts_page(
     run: Run, title: str, line: str, charts: list[dict[str, Any]], first: list[str]
 ) -> dict[str, Any]:
-    """A page of charts with the run's tables below, those named first in front."""
-    content = overview(run, "charts", title, [line])
+    """A page of charts below the answer, then the run's tables, those named first in front."""
+    content = overview(run, "charts", title, [*answer_of(run).sentences, line])
     names = [name for name in first if name in run.tables]
     tables = [described_table(run, name) for name in dict.fromkeys([*names, *run.tables])]
     if not tables:
@@ -115,8 +115,7 @@ def compression_page(run: Run) -> dict[str, Any]:
     """Charts of what there is, then the tables."""
     charts = [*_metrics(run), *_checked(run)]
     model = shortened(str(run.spec.get("model", "")))
-    told = answer_of(run).sentences
-    line = " ".join(told) or f"What {model} loses when its KV cache is compressed."
+    line = f"What {model} loses when its KV cache is compressed."
     first = ["compress", "check", "kinds", "depth"]
     page = charts_page(run, "Compressing a KV cache", line, charts, first=first)
     page["tables"] = [table for table in page["tables"] if table["name"] != "tokens"]

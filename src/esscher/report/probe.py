@@ -117,7 +117,7 @@ def _facts(run: Run, known: dict[str, Any], heads: Any | None, model: str) -> di
             if least < most:
                 told += f", mean over positions, {written(least)} to {written(most)}"
         facts["keys a query sees"] = written(measured["n_keys"].max()) + f" ({told})" * bool(told)
-        facts["queries a head"] = written(measured["n_queries"].max())
+        facts["queries per head"] = written(measured["n_queries"].max())
     return facts
 
 

@@ -279,28 +279,31 @@ def answer_of(run: Run) -> Answer:
 def converge_answer(run: Run) -> Answer:
     """Fitted exponents of each metric beside 1/2, and how to draw them."""
     rates = run.table("rates")
-    fitted = rates[rates["exponent"].notna()]
-    told = []
+    following = f"esscher report {shlex.quote(str(run.path))} --figures svg"
+    keys = short_columns(rates, "rates")
+    return Answer(_exponents(rates, "error"), rates, keys, following, "rates")
+
+
+def _exponents(rates: Any, what: str) -> list[str]:
+    """The range of fitted exponents by metric, and how many agree with 1/2."""
+    fitted, told = rates[rates["exponent"].notna()], []
     for metric, own in fitted.groupby("metric", sort=False):
         ends = dict.fromkeys(f"{end:.3g}" for end in own["exponent"].agg(["min", "max"]))
         told.append(f"{' to '.join(ends)} ({metric})")
+    if not told:
+        return ["No rate could be fitted."]
     inside = int((fitted["low"].le(0.5) & fitted["high"].ge(0.5)).sum())
-    sentences = ["No rate could be fitted."]
-    if told:
-        sentences = [
-            f"The error falls as n^-b with b = {', '.join(told)}.",
-            f"1/2 is within the interval of {inside} of {len(fitted)} fits.",
-        ]
-    keys = short_columns(rates, "rates")
-    following = f"esscher report {shlex.quote(str(run.path))} --figures svg"
-    return Answer(sentences, rates, keys, following, "rates")
+    return [
+        f"The {what} falls as n^-b with b = {', '.join(told)}.",
+        f"1/2 is within the interval of {inside} of {len(fitted)} fits.",
+    ]
 
 
 def icl_answer(rows: Any, name: str) -> Answer:
-    """Errors of the models at the shortest and the longest prompt, or which of the two is stuck
-    more often.
+    """Errors of the models at the shortest and the longest prompt, exponents of their difference,
+    or which of the two is stuck more often.
     """
-    said = []
+    said = _exponents(rows, "difference") if name == "rates" else []
     for covariance, own in rows.groupby("covariance", sort=False) if name == "final" else ():
         errors = own.groupby(["model", "length"], sort=False)["mse"].mean().unstack("model")
         what = "mean squared error" + " above the Bayes predictor's" * ("bayes" in errors)
