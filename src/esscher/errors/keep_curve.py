@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import numba
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -34,6 +35,7 @@ from esscher.attention.limit import limit
 from esscher.errors.curve import ErrorCurve, QueryErrors, concatenate, merged, side_by_side
 from esscher.errors.doubling import Behind, Keys, doubling_errors
 from esscher.errors.integral import error_from_nodes, line_nodes
+from esscher.errors.scatter import in_threads
 from esscher.inputs import as_counts, generator_for
 from esscher.keep import LowRank
 from esscher.keep.chance import Neyman, Random
@@ -178,6 +180,9 @@ def square_root(metric: Tensor) -> Tensor:
 
 # ---- Attention on the first n keys of a ranking, for every n of a ladder: no chance, no integral.
 
+DEEP = 1e-200  # of all weight: queries that keep less are summed from their kept scores
+SOME = 8  # queries of one task
+
 
 def ranked_errors(
     context: Context, held: Tensor, order: Tensor, counts: Tensor, sure: Tensor
@@ -187,15 +192,36 @@ def ranked_errors(
 
     ``order`` (1, N) or (m, N): indices of the keys, the first to be kept first; keys that are held
     anyway may be left out. Of the two forms of the error, a sum over kept keys and one over dropped
-    keys, the one with less weight keeps its digits; weights are relative to what is kept.
+    keys, the one with less weight keeps its digits; weights are relative to what is kept. On the
+    CPU every key is added once, to the sums of the first size that keeps it.
     """
     free = context.visible & ~held
-    order = order.expand(len(held), -1)
+    if free.device.type == "cpu":
+        bias, sum_p2 = _by_size(context, held, free, order, counts, sure)
+    else:
+        order = order.expand(len(held), -1)
+        bias, sum_p2 = size_by_size(context, held, free, order, counts - sure[:, None])
+    return QueryErrors(
+        mse=(bias**2).sum(2),
+        sum_p2=sum_p2,
+        limit=context.limit.cpu().numpy(),
+        delta=np.full(len(bias), np.nan),
+        bias=bias,
+        accuracy=32 * torch.finfo(context.dtype).eps,
+    )
+
+
+def size_by_size(
+    context: Context, held: Tensor, free: Tensor, order: Tensor, counts: Tensor
+) -> tuple[Floats, Floats]:
+    """Bias (m, S, d) and sum p^2 (m, S) from a softmax over the kept keys of every size: the held
+    and the first of the free, ``counts`` (m, S).
+    """
     place = torch.zeros_like(free, dtype=torch.int64)  # among the free keys, from 1
     place.scatter_(1, order, free.gather(1, order).cumsum(1))
     biases, pairs = [], []
-    for count in counts.tolist():
-        kept = held | (free & (place <= count - sure[:, None]))
+    for count in counts.unbind(1):
+        kept = held | (free & (place <= count[:, None]))
         some = kept.any(1, keepdim=True)
         log_mass = context.scores.masked_fill(~kept, -torch.inf).logsumexp(1, keepdim=True)
         weight = (context.scores - torch.where(some, log_mass, 0.0)).exp()
@@ -205,14 +231,67 @@ def ranked_errors(
         biases.append(side @ context.near - side.sum(1, keepdim=True) * context.drift)
         pairs.append(inside.square().sum(1))
     bias, sum_p2 = (torch.stack(x, dim=1).cpu().numpy() for x in (biases, pairs))
-    return QueryErrors(
-        mse=(bias**2).sum(2),
-        sum_p2=sum_p2,
-        limit=context.limit.cpu().numpy(),
-        delta=np.full(len(bias), np.nan),
-        bias=bias,
-        accuracy=32 * torch.finfo(context.dtype).eps,
-    )
+    return bias, sum_p2
+
+
+def _by_size(
+    context: Context, held: Tensor, free: Tensor, order: Tensor, counts: Tensor, sure: Tensor
+) -> tuple[Floats, Floats]:
+    """What ``size_by_size`` finds, by sums over the keys that each size adds to the next smaller
+    one.
+    """
+    sizes, place = np.unique(counts.numpy(), return_inverse=True)
+    sums = np.zeros((len(held), len(sizes) + 1, context.near.shape[1] + 2))
+    left = sizes - sure.numpy()[:, None]
+    rows = [x.numpy() for x in (context.attention, held, free, order.expand(len(held), -1))]
+
+    def task(i: int) -> None:
+        part = slice(i, i + SOME)
+        _add_up(*(x[part] for x in rows), left[part], context.near.numpy(), sums[part])
+
+    in_threads(task, range(0, len(held), SOME))
+    kept = sums[:, :-1].cumsum(1)
+    dropped = sums[:, :0:-1].cumsum(1)[:, ::-1]
+    mass, lost = kept[:, :, -2:-1], dropped[:, :, -2:-1]
+    side = np.where(lost < mass, -dropped, kept)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        bias = (side[:, :, :-2] - side[:, :, -2:-1] * context.drift.numpy()[:, None]) / mass
+        sum_p2 = kept[:, :, -1] / mass[:, :, 0] ** 2
+    deep = np.flatnonzero(mass[:, 0, 0] < DEEP)
+    if len(deep):
+        at = torch.from_numpy(deep)
+        some = (x[at] for x in (held, free, order.expand(len(held), -1)))
+        bias[deep], sum_p2[deep] = size_by_size(
+            context.take(at), *some, torch.from_numpy(left[deep])
+        )
+    return bias[:, place], sum_p2[:, place]
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def _add_up(
+    weight: Any, held: Any, free: Any, order: Any, counts: Any, near: Any, sums: Any
+) -> None:
+    """Add each key's w v, w and w^2 to the ``sums`` (m, S + 1, d + 2) of the first size that keeps
+    it; to the last where none does.
+    """
+    last, width = counts.shape[1], near.shape[1]
+    size = np.empty(len(near), dtype=np.int64)
+    for i in range(len(weight)):
+        size[:] = last
+        level = taken = 0
+        for r in range(order.shape[1]):
+            j = order[i, r]
+            if free[i, j]:
+                taken += 1
+                while level < last and taken > counts[i, level]:
+                    level += 1
+                size[j] = level
+        for j in range(len(near)):
+            w, own = weight[i, j], sums[i, 0 if held[i, j] else size[j]]
+            for channel in range(width):
+                own[channel] += w * near[j, channel]
+            own[width] += w
+            own[width + 1] += w * w
 
 
 # ---- The error of attention through r mixtures of all keys (keep.LowRank), for a ladder of r.

