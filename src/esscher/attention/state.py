@@ -116,11 +116,13 @@ def _doubtful(out: Tensor, lse: Tensor) -> bool:
 def _fused(
     q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """PyTorch's fused kernels want four axes and one width for q, k, v; zero columns change
-    nothing.
+    """PyTorch's fused kernels want four axes and one width for q, k, v, that of CUDA a multiple of
+    16; zero columns change nothing. That of the CPU is slow on widths just below a multiple.
     """
     batch, (m, d_v) = q.shape[:-2], (q.shape[-2], v.shape[-1])
-    width = -(-max(q.shape[-1], d_v) // 16) * 16
+    width = max(q.shape[-1], d_v)
+    if q.device.type == "cuda" or width < 16 or width % 16 > 8:
+        width = -(-width // 16) * 16
     q4, k4, v4 = (_four_axes(x, width) for x in (q, k, v))
     if q.device.type == "cuda":
         out, lse = torch.ops.aten._scaled_dot_product_efficient_attention(
