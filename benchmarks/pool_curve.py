@@ -34,10 +34,10 @@ def main() -> list[str]:
         ratio_line(
             "pool curve, 40 n, float32 / fused attention pass",
             passes("replacement", q, k, v, repeats=31),
-            40.0,
+            12.0,
         ),
-        ratio_line("  in float64", passes("replacement", *double, repeats=15), 80.0),
-        ratio_line("  keys kept (bernoulli)", passes("bernoulli", q, k, v, repeats=5), 200.0),
+        ratio_line("  in float64", passes("replacement", *double, repeats=15), 20.0),
+        ratio_line("  keys kept (bernoulli)", passes("bernoulli", q, k, v, repeats=5), 40.0),
     ]
 
 

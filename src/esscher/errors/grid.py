@@ -115,7 +115,7 @@ class DepositSource(Source):
     weight and its c nearly vanishes.
     """
 
-    chunk = 32
+    chunk = 24
 
     def __init__(self, cells: Tensor, grid: Grid, center: Tensor) -> None:
         self.cells, self.grid, self.center = cells, grid, center
