@@ -22,9 +22,9 @@ from typing import Any
 # what a file, or one function of a file, is counted as; the first that fits
 GROUPS = {
     "scores": ("hf/call.py", "keep/context.py", "pool_curve.py:_blocks", "pools.py:_view"),
-    "ranking": ("keep/", "keep_curve.py:ranked_errors", "tails/"),
+    "ranking": ("keep/", "keep_curve.py:_by_size", "keep_curve.py:_add_up", "tails/"),
     "deposit": ("errors/scatter.py", "grid.py:update", "grid.py:reach", "grid.py:_reframe"),
-    "contraction": ("errors/grid.py", "doubling.py:_block", "doubling.py:around"),
+    "contraction": ("errors/grid.py", "doubling.py:_block", "cumulants.py:block"),
     "integral": ("errors/",),
     "model": ("transformers/", "torch/nn/", "hf/"),
     "store": ("runs/", "pyarrow/", "pandas/"),

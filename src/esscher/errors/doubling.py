@@ -2,17 +2,19 @@
 nodes.
 
 The formulas are those of esscher.errors.integral, with the trapezoid rule in log t of step
-log 2 / k as k sequences of nodes. In one sequence t doubles from node to node, so that few
+log 2 / 3 as three sequences of nodes. In one sequence t doubles from node to node, so that few
 exponentials are computed: with l = exp(-t eps) - 1,
 
     exp(-2 t eps) - 1 = l (l + 2),
 
 which keeps the relative precision of l, as the square of exp(-t eps) does its own once that is
 small. What lies above a node 2t is bounded by 2 P(t) times a sum of |c|^2 that the node t knows
-already. With k = 1 the aliasing is 9e-5 of the mean squared error at most, and all sums over keys
-are in float32; with k = 3 it is 1e-16, in float64. Sums of values are one product of matrices, and
-errors in nats come from the same sums. On a device other than the CPU the float64 integral is
+already. The aliasing is 1e-16 of the mean squared error. Sums of values are one product of
+matrices, and errors in nats come from the same sums. On a device other than the CPU the integral is
 summed there, in tensor operations.
+
+For float32 inputs on the CPU one sequence, with an aliasing of 9e-5 at most, is enough, and most
+keys need no nodes: esscher.errors.cumulants.
 """
 
 from __future__ import annotations
@@ -27,34 +29,28 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from esscher.errors.curve import QueryErrors
+from esscher.errors import cumulants
+from esscher.errors.cumulants import (
+    CONSTANTS,
+    DEEPER,
+    DOUBLE,
+    double,
+    product_of,
+    store,
+    sums_at_node,
+)
+from esscher.errors.curve import QueryErrors, merged
 from esscher.errors.integral import HIGHEST, LEAST, TINY, aliasing, as_numpy, march
 from esscher.errors.scatter import in_threads
 
-DOUBLE = math.log(2.0)
-
-
-class Kind(NamedTuple):
-    """How the sums of one precision are made."""
-
-    dtype: torch.dtype
-    sequences: int
-    tol: float  # what is cut off at either end
-    lowest: float  # log t of the first node, measured from 1 / what is kept on average
-    nodes: int  # of a sequence at once
-    gone: float  # log(t eps) that does not count even after so many doublings
-
-
-# At the first node of SINGLE the aliasing, 2 Re Gamma(2 - iy) exp(iy log tS) with y = 2 pi / log 2,
-# is 0 where nothing else than the average is ever kept.
-SINGLE = Kind(torch.float32, 1, 2e-6, -6.693294777457927, 24, -41.0)
-EXACT = Kind(torch.float64, 3, 1e-13, -15.0, 72, -600.0)
-DEEPER = 3  # nodes further down, where that is not low enough
+SEQUENCES = 3
+TOL = 1e-13  # what is cut off at either end
+LOWEST = -15.0  # log t of the first node, measured from 1 / what is kept on average
+NODES = 72  # of a sequence at once
+GONE = -600.0  # log(t eps) that does not count even after so many doublings
 RUNS = 32  # sequences of one task
+PAIRS = 2**17  # queries x keys of one task in float32
 LARGE = 700.0  # exp(700) is a number still
-# 1, 2, 1/2, what t eps stops at, and numbers so small that they are nothing, and their products
-# denormal, which takes processors a hundred times as long: in the precision of the sums
-CONSTANTS = (1.0, 2.0, 0.5, 1000.0, 1e-30)
 # Of a query. Of sure keys: log sum eps, log of their unit, eps^2 in that unit, 1, each squared
 # length; then the largest of each length among all keys.
 TOTAL, UNIT, PAIR, COUNT, SPREAD = range(5)
@@ -65,8 +61,6 @@ NEXT, LOW, CLOSED, FOUND = range(4)
 # Of a node: t, t in the unit of sure keys, P, whether the vector is in its late form, summed terms;
 # then pairs and each spread.
 SUMMED = 5
-# sums in any order; infinity and NaN stay what they are
-FAST = {"reassoc", "contract", "arcp", "nsz"}
 
 
 def inclusion_error(
@@ -100,7 +94,6 @@ class Keys(NamedTuple):
     float32 has few large numbers: lengths are measured in ``units`` of the largest.
     """
 
-    kind: Kind
     units: list[float]
     scores: Tensor  # (m, N)
     near: Tensor  # (N, d): values from one origin
@@ -108,6 +101,7 @@ class Keys(NamedTuple):
     drift: Tensor  # (m, d): limits from that origin
     squares: Tensor  # (m, K, N): |c|^2, in the precision of the sums
     largest: Tensor  # (m, K)
+    weights: Tensor  # (m, N): e over the largest, in float32; without keys in float64
     behind: Behind | None
 
     @classmethod
@@ -121,19 +115,35 @@ class Keys(NamedTuple):
         single: bool = False,
         behind: Behind | None = None,
     ) -> Keys:
-        """Scores and |c| (m, N), values (N, d) and limits (m, d) from one origin."""
-        kind = SINGLE if single and scores.device.type == "cpu" else EXACT
+        """Scores and |c| (m, N), values (N, d) and limits (m, d) from one origin; ``single``: sums
+        over keys in float32, on the CPU.
+        """
+        single = single and scores.device.type == "cpu"
+        dtype = torch.float32 if single else torch.float64
         lengths = [x.double() for x in (distance, *([] if behind is None else behind[:1]))]
         units = [2.0 ** math.frexp(float(x.max()))[1] for x in lengths]
         squares = torch.stack(
-            [(x / unit).square_().to(kind.dtype) for x, unit in zip(lengths, units, strict=True)], 1
+            [(x / unit).square_().to(dtype) for x, unit in zip(lengths, units, strict=True)], 1
         )
         near, drift = (x.double() / units[0] for x in (near, drift))
         if behind is not None:
             roots = {head: x * (units[0] / units[1]) for head, x in behind.roots.items()}
             behind = Behind(lengths[1], behind.heads, roots)
-        values, largest = near.to(kind.dtype), squares.amax(2).double()
-        return cls(kind, units, scores.double(), near, values, drift, squares, largest, behind)
+        values, largest, scores = near.to(dtype), squares.amax(2).double(), scores.double()
+        weights = torch.empty(len(scores), 0)
+        if single:
+            weights = (scores - scores.amax(1, keepdim=True)).exp_().float()
+        return cls(units, scores, near, values, drift, squares, largest, weights, behind)
+
+    @property
+    def single(self) -> bool:
+        return self.values.dtype == torch.float32
+
+    def exact(self, rows: Tensor) -> Keys:
+        """Of some of the queries, in float64."""
+        some = self.take(rows)
+        none = some.weights[:, :0]
+        return some._replace(values=self.near, squares=some.squares.double(), weights=none)
 
     def relative(self, found: QueryErrors) -> npt.NDArray[np.float64]:
         """Mean squared errors (m,) relative to the largest squares, the smallest of K."""
@@ -151,6 +161,7 @@ class Keys(NamedTuple):
             drift=self.drift[rows],
             squares=self.squares[rows],
             largest=self.largest[rows],
+            weights=self.weights[rows],
             behind=behind,
         )
 
@@ -175,36 +186,42 @@ def doubling_errors(keys: Keys, p: Tensor, w: Tensor | None = None) -> QueryErro
     faster. Of keys with ``behind`` also the errors in nats.
     """
     p, w = p.double(), None if w is None else w.double()
-    kind, units, some = keys.kind, keys.units, max(1, RUNS // keys.kind.sequences)
-    compiled = p.device.type == "cpu"
-    if not compiled:
-        some = max(1, ELEMENTS // (CHUNK * p.shape[1]))
+    single, compiled, units = keys.single, p.device.type == "cpu", keys.units
+    some = max(1, ELEMENTS // (CHUNK * p.shape[1]))
+    if compiled:
+        some = max(1, PAIRS // p.shape[1]) if single else RUNS // SEQUENCES
 
     def task(begin: int) -> tuple[Tensor, Tensor]:
         rows = slice(begin, begin + some)
-        block = _block if compiled else in_tensors
+        block = cumulants.block if single else _block if compiled else in_tensors
         return block(keys.take(rows), p[rows], None if w is None else w[rows])
 
     blocks = range(0, len(p), some)
     parts = in_threads(task, blocks) if compiled else [task(begin) for begin in blocks]
     numbers, bias = (as_numpy(torch.cat(column)) for column in zip(*parts, strict=True))
-    return QueryErrors(
+    found = QueryErrors(
         mse=numbers[:, 1:2] * units[0] ** 2,
         sum_p2=numbers[:, :1],
         limit=as_numpy(keys.drift) * units[0],
         delta=np.full(len(p), np.nan),
         bias=bias[:, None] * units[0],
-        accuracy=aliasing(DOUBLE / kind.sequences) / 2 + kind.tol,
+        accuracy=cumulants.ACCURACY if single else aliasing(DOUBLE / SEQUENCES) / 2 + TOL,
         nats=None if keys.behind is None else numbers[:, 2:] * units[1] ** 2 / 2,
     )
+    left = np.asarray(np.isnan(numbers).any(1))
+    if not left.any():
+        return found
+    rows = torch.from_numpy(np.flatnonzero(left))
+    exact = doubling_errors(keys.exact(rows), p[rows], None if w is None else w[rows])
+    return merged(left, exact, found.take(np.flatnonzero(~left)))
 
 
 def _block(keys: Keys, p: Tensor, w: Tensor | None) -> tuple[Tensor, Tensor]:
     """E sum p^2 and mean squared errors, (m, 1 + K), and bias, (m, d), of so few queries that their
     keys stay in the processor's cache.
     """
-    kind, squares, drift = keys.kind, keys.squares, keys.drift
-    count, step = kind.sequences, DOUBLE / kind.sequences
+    squares, drift = keys.squares, keys.drift
+    count, step = SEQUENCES, DOUBLE / SEQUENCES
     some, surely = p > 0, p == 1
     log_eps = keys.scores if w is None else keys.scores + torch.where(some, w, 1.0).log_()
     log_eps = torch.where(some, log_eps, -torch.inf)
@@ -221,34 +238,34 @@ def _block(keys: Keys, p: Tensor, w: Tensor | None) -> tuple[Tensor, Tensor]:
     of_sure = torch.stack(
         [log_sure.logsumexp(1), unit, sure_eps.square().sum(1), sure.sum(1).double()], 1
     )
-    sure_squares = (squares[:, :, columns] @ sure[:, :, None].to(kind.dtype))[:, :, 0].double()
+    sure_squares = (squares[:, :, columns] @ sure[:, :, None].double())[:, :, 0]
     of_query = torch.cat([of_sure, sure_squares, keys.largest], 1).numpy()
     # what the pairs and the mean squared errors are over t^2 as t goes to 0
-    spread = squares @ ((1 - p) * pairs).to(kind.dtype)[:, :, None]
+    spread = squares @ ((1 - p) * pairs)[:, :, None]
     starts = torch.cat(
-        [pairs.sum(1, keepdim=True), keys.lengths(first, slice(None)) + spread[:, :, 0].double()], 1
+        [pairs.sum(1, keepdim=True), keys.lengths(first, slice(None)) + spread[:, :, 0]], 1
     )
-    chances = torch.where(surely, 0.0, p).to(kind.dtype).numpy()
+    chances = torch.where(surely, 0.0, p).numpy()
     logs = torch.where(surely, -torch.inf, log_eps) if len(columns) else log_eps
-    squared, constants = squares.numpy(), torch.tensor(CONSTANTS, dtype=kind.dtype).numpy()
+    squared, constants = squares.numpy(), np.array(CONSTANTS)
     width = starts.shape[1]
 
     runs = torch.arange(len(p)).repeat_interleave(count)
-    start = (kind.lowest - kept.sum(1).clamp_min(TINY).log())[runs].numpy()
+    start = (LOWEST - kept.sum(1).clamp_min(TINY).log())[runs].numpy()
     state = np.zeros((len(runs), FOUND + 2 * width))
     state[:, NEXT] = state[:, LOW] = start + step * np.tile(np.arange(count), len(p))
     state[:, FOUND + 1 :: 2] = math.inf
-    terms = torch.empty(len(runs) * kind.nodes, p.shape[1], dtype=kind.dtype)
-    nodes = np.empty((len(runs) * kind.nodes, SUMMED + width))
-    share, spreading, alive = torch.empty(3, p.shape[1], dtype=kind.dtype).numpy()
+    terms = torch.empty(len(runs) * NODES, p.shape[1], dtype=torch.float64)
+    nodes = np.empty((len(runs) * NODES, SUMMED + width))
+    share, spreading, alive = torch.empty(3, p.shape[1], dtype=torch.float64).numpy()
     numbers = torch.zeros(len(p), width, dtype=torch.float64)
     bias, rest = torch.zeros_like(drift), torch.zeros_like(drift[runs])
     # sequences, and how many nodes each goes on for
-    todo, limits = np.arange(len(runs)), np.full(len(runs), kind.nodes)
+    todo, limits = np.arange(len(runs)), np.full(len(runs), NODES)
     while len(todo):
         own, bottom = runs[todo], torch.from_numpy(state[todo, NEXT] == state[todo, LOW])
         u = logs[own] + torch.from_numpy(state[todo, NEXT])[:, None]
-        grown = torch.where(u > kind.gone, u.clamp_(max=HIGHEST).exp_(), 0.0).to(kind.dtype)
+        grown = torch.where(u > GONE, u.clamp_(max=HIGHEST).exp_(), 0.0)
         more, lost, left = (x.numpy() for x in (grown, torch.expm1(-grown), torch.exp(-grown)))
         ends = [0]
         for i, (run, query) in enumerate(zip(todo.tolist(), own.tolist(), strict=True)):
@@ -267,7 +284,7 @@ def _block(keys: Keys, p: Tensor, w: Tensor | None) -> tuple[Tensor, Tensor]:
                 of_query[query],
                 state[run],
                 step,
-                kind.tol,
+                TOL,
                 terms.numpy()[at:end],
                 nodes[at:end],
             )
@@ -279,7 +296,7 @@ def _block(keys: Keys, p: Tensor, w: Tensor | None) -> tuple[Tensor, Tensor]:
         base = torch.where(
             late[:, None] > 0, in_unit[:, None] * moved_sure[rows], t[:, None] * first[rows]
         )
-        vector = base + (terms[: ends[-1]] @ keys.values).double() - summed[:, None] * drift[rows]
+        vector = base + (terms[: ends[-1]] @ keys.values) - summed[:, None] * drift[rows]
         found = table[:, SUMMED:].clone()
         found[:, 1:] += keys.lengths(vector, rows)
         numbers.index_add_(0, rows, step * chance[:, None] * found)
@@ -291,12 +308,12 @@ def _block(keys: Keys, p: Tensor, w: Tensor | None) -> tuple[Tensor, Tensor]:
         rest[torch.from_numpy(todo)[bottom]] = step * twice / 3
         low = state[todo, LOW]
         below = torch.from_numpy(np.exp(np.minimum(2 * low, LARGE)))[:, None] * starts[runs[todo]]
-        missed = (below > 2 * kind.tol * numbers[runs[todo]] / count + TINY).any(1).numpy()
+        missed = (below > 2 * TOL * numbers[runs[todo]] / count + TINY).any(1).numpy()
         closed = state[todo, CLOSED] > 0
         deeper = todo[closed & missed]
         state[deeper, LOW] -= DEEPER * DOUBLE
         state[deeper, NEXT] = state[deeper, LOW]
-        limits = np.where(closed, DEEPER, kind.nodes)[~closed | missed]
+        limits = np.where(closed, DEEPER, NODES)[~closed | missed]
         todo = todo[~closed | missed]
     bias.index_add_(0, runs, rest)
     return numbers, bias
@@ -314,10 +331,10 @@ CHUNK, ELEMENTS = 16, 2**24  # nodes at once, and numbers of one temporary
 def in_tensors(keys: Keys, p: Tensor, w: Tensor | None) -> tuple[Tensor, Tensor]:
     """What ``_block`` computes, on the device of the keys."""
     sums = _Sums(keys, p, w)
-    mean, step = sums.kept.sum(1).clamp_min(TINY).log(), DOUBLE / EXACT.sequences
-    start = float((0.5 * math.log(2 * EXACT.tol) - mean).min())
+    mean, step = sums.kept.sum(1).clamp_min(TINY).log(), DOUBLE / SEQUENCES
+    start = float((0.5 * math.log(2 * TOL) - mean).min())
     lowest = -float(mean.max()) - 18
-    march(sums, start, lowest, step, EXACT.tol, span=sums.span, chunk=CHUNK)
+    march(sums, start, lowest, step, TOL, span=sums.span, chunk=CHUNK)
     return sums.finish()
 
 
@@ -347,8 +364,8 @@ class _Sums:
         inverse = 1 / (stay + p * left)
         log = torch.where(p * lost > -0.5, torch.log1p(p * lost), -inverse.log())
         chance = log.sum(2).clamp_min(LEAST).exp()  # (m, nodes)
-        step = DOUBLE / EXACT.sequences
-        self.chance = chance[:, -1 - EXACT.sequences]
+        step = DOUBLE / SEQUENCES
+        self.chance = chance[:, -1 - SEQUENCES]
         share = p * grown * inverse
         late, early = share * left, share * stay * lost
         spread = late * grown * stay * inverse
@@ -378,7 +395,7 @@ class _Sums:
 
     def finish(self) -> tuple[Tensor, Tensor]:
         """With the bias below the lowest node, t (B - t G): sums of t and of t^2 are geometric."""
-        step, (line, vector) = DOUBLE / EXACT.sequences, self.last
+        step, (line, vector) = DOUBLE / SEQUENCES, self.last
         rest = line / math.expm1(step) + (vector - line) / math.expm1(2 * step)
         return self.numbers, self.bias + step * rest
 
@@ -406,14 +423,14 @@ def _upward(
     """
     log_t, closed, lengths = state[NEXT], state[CLOSED] > 0.0, len(squares)
     for node in range(len(nodes)):
-        product, pair, sum_late, sum_early, above_pair = _sums(
+        product, pair, sum_late, sum_early, above_pair = sums_at_node(
             p, grown, lost, left, share, spreading, alive, constants
         )
         chance = math.exp(-math.exp(min(log_t + query[TOTAL], LARGE))) * product
         in_unit = math.exp(min(log_t + query[UNIT], HIGHEST))
         # of the two forms of the vector the one that is rounded less
         is_late = sum_late < -sum_early
-        _store(share, p, lost, left, is_late, constants, terms[node])
+        store(share, p, lost, left, is_late, constants, terms[node])
         nodes[node, 0], nodes[node, 1] = math.exp(min(log_t, LARGE)), in_unit
         nodes[node, 2], nodes[node, 3] = chance, 1.0 if is_late else 0.0
         nodes[node, 4] = sum_late if is_late else sum_early
@@ -425,8 +442,8 @@ def _upward(
                 term, above = pair + in_unit * in_unit * query[PAIR], query[COUNT] + above_pair
                 most = 1.0
             else:
-                term = _dot(spreading, squares[k - 1])
-                above = query[SPREAD + k - 1] + _dot(alive, squares[k - 1])
+                term = product_of(spreading, squares[k - 1])
+                above = query[SPREAD + k - 1] + product_of(alive, squares[k - 1])
                 most = query[SPREAD + lengths + k - 1]
             at = FOUND + 2 * k
             nodes[node, SUMMED + k] = term
@@ -439,66 +456,5 @@ def _upward(
             if done:
                 state[CLOSED] = 1.0
                 return node + 1
-        _double(grown, lost, left, constants)
+        double(grown, lost, left, constants)
     return len(nodes)
-
-
-@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=FAST)
-def _sums(
-    p: Any, grown: Any, lost: Any, left: Any, share: Any, spreading: Any, alive: Any, constants: Any
-) -> tuple[float, float, float, float, float]:
-    """Over the keys at one node: product of D, pairs, sums of the terms that both forms of the
-    vector have, sum of p x / D.
-
-    ``share`` gets p t eps / D, ``spreading`` what |c|^2 counts in the spread, ``alive`` p x / D.
-    """
-    one, product = constants[0], 1.0
-    pair = sum_late = sum_early = above = one - one
-    for j in range(p.size):
-        stay = one - p[j]
-        inverse = one / (stay + p[j] * left[j])
-        alive[j] = p[j] * left[j] * inverse
-        share[j] = p[j] * grown[j] * inverse
-        weight = alive[j] * grown[j]
-        spreading[j] = weight * grown[j] * stay * inverse
-        product *= 1.0 + np.float64(p[j] * lost[j])  # float32 would lose digits in a long product
-        sum_late += weight
-        sum_early += share[j] * stay * lost[j]
-        pair += weight * grown[j]
-        above += alive[j]
-    return product, pair, sum_late, sum_early, above
-
-
-@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=FAST)
-def _dot(a: Any, b: Any) -> float:
-    total = a[0] * b[0]
-    for j in range(1, a.size):
-        total += a[j] * b[j]
-    return np.float64(total)
-
-
-@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=FAST)
-def _store(
-    share: Any, p: Any, lost: Any, left: Any, is_late: bool, constants: Any, row: Any
-) -> None:
-    """The terms of one form of the vector."""
-    one, small = constants[0], constants[4]
-    if is_late:
-        for j in range(row.size):
-            term = share[j] * left[j]
-            row[j] = term if term > small else one - one
-    else:
-        for j in range(row.size):
-            row[j] = share[j] * (one - p[j]) * lost[j]
-
-
-@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=FAST)
-def _double(grown: Any, lost: Any, left: Any, constants: Any) -> None:
-    """t eps, x - 1 and x at the next node."""
-    one, two, half, most, small = constants
-    for j in range(lost.size):
-        more = lost[j] * (lost[j] + two)
-        square = left[j] * left[j] if left[j] > small else one - one
-        left[j] = square if lost[j] < -half else one + more
-        lost[j] = more
-        grown[j] = min(two * grown[j], most)

@@ -50,7 +50,7 @@ Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
 FEW_PAIRS = 2**12  # queries x keys up to which float32 inputs are summed in float64 too
-SMALL = 1e-8  # of the largest |c|^2: smaller mean squared errors are not left to float32
+SMALL = 1e-20  # of the largest |c|^2: smaller mean squared errors are not left to float32
 LOST = 1e-10  # of the trace of a metric: smaller directions are rounding
 
 
@@ -96,10 +96,11 @@ class KeepErrors:
     ) -> tuple[QueryErrors, Tensor]:
         """The errors, and the keys (m, S) that each query keeps on average."""
         found, sizes = [], []
+        by_chance = any(isinstance(part, Chance) for part in rule.parts)
         for kept in rule.ladder(self.asked, counts):
             p = self._and_others(kept.probability)
             weight = None if kept.weight is None else self._and_others(kept.weight)
-            found.append(self._by_key(p, weight, nats))
+            found.append(self._by_key(p, weight, nats, by_chance))
             sizes.append(kept.size)
         return side_by_side(found), torch.stack(sizes, dim=1)
 
@@ -121,12 +122,11 @@ class KeepErrors:
             found = replace(found, nats=((found.bias @ metric) * found.bias).sum(2) / 2)
         return found, sizes
 
-    def _by_key(self, p: Tensor, w: Tensor | None, nats: bool) -> QueryErrors:
+    def _by_key(self, p: Tensor, w: Tensor | None, nats: bool, by_chance: bool) -> QueryErrors:
         """To the accuracy of the inputs, and faster, where these are float32 and many; errors so
         small that float32 does not have their parts in float64.
         """
-        single = self.context.dtype != torch.float64 and p.numel() > FEW_PAIRS
-        single = single and bool(((p > 0) & (p < 1)).any())
+        single = by_chance and self.context.dtype != torch.float64 and p.numel() > FEW_PAIRS
         keys = self._keys(single, nats)
         found = doubling_errors(keys, p, w)
         few = keys.relative(found) < SMALL if single else np.zeros(len(p), dtype=bool)
@@ -243,11 +243,16 @@ def _by_size(
     sizes, place = np.unique(counts.numpy(), return_inverse=True)
     sums = np.zeros((len(held), len(sizes) + 1, context.near.shape[1] + 2))
     left = sizes - sure.numpy()[:, None]
-    rows = [x.numpy() for x in (context.attention, held, free, order.expand(len(held), -1))]
+    weight, near, order = (
+        context.attention.numpy(),
+        context.near.numpy(),
+        order.expand(len(held), -1),
+    )
 
     def task(i: int) -> None:
         part = slice(i, i + SOME)
-        _add_up(*(x[part] for x in rows), left[part], context.near.numpy(), sums[part])
+        rows = held[part].numpy(), free[part].numpy(), order[part].numpy()
+        _add_up(weight[part], rows[0], rows[1], rows[2], left[part], near, sums[part])
 
     in_threads(task, range(0, len(held), SOME))
     kept = sums[:, :-1].cumsum(1)
@@ -260,9 +265,9 @@ def _by_size(
     deep = np.flatnonzero(mass[:, 0, 0] < DEEP)
     if len(deep):
         at = torch.from_numpy(deep)
-        some = (x[at] for x in (held, free, order.expand(len(held), -1)))
+        few = torch.from_numpy(left[deep])
         bias[deep], sum_p2[deep] = size_by_size(
-            context.take(at), *some, torch.from_numpy(left[deep])
+            context.take(at), held[at], free[at], order[at], few
         )
     return bias[:, place], sum_p2[:, place]
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import numba
 import numpy as np
 import torch
 from torch import Tensor
@@ -38,7 +39,7 @@ class MagicPIG(Chance):
         )
         same = (1 - torch.acos(cosine.clamp(-1, 1)) / math.pi) ** self.bits
         apart = (1 - same) ** (self.tables - 1)
-        return rest * (1 - apart * (1 - same) - self.tables * same * apart).clamp(0, 1)
+        return (1 - apart * (1 - same) - self.tables * same * apart).clamp(0, 1)
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Random(Chance):
             assert wanted is not None
             others = float(rest.sum(1).double().mean())
             share = min(max(float(wanted.mean()) / others, 0.0), 1.0) if others else 0.0
-        return rest.double() * share
+        return torch.tensor(share, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class AdaptiveRest(Chance):
         budget = (z * sigma * count / self.epsilon).square().floor()
         # two at least: a standard deviation needs them
         least = (self.base * count).floor().clamp_min(2)
-        return rest * (torch.minimum(torch.maximum(budget, least), count) / some)[:, None]
+        return (torch.minimum(torch.maximum(budget, least), count) / some)[:, None]
 
 
 # ---- Neyman: the chances that make the reweighted error least, to first order, at a given number
@@ -117,43 +118,25 @@ class Neyman(Chance):
     def probability(self, context: Context, rest: Tensor, wanted: Tensor | None) -> Tensor:
         if wanted is None:
             wanted = torch.full_like(rest[:, 0], self.size or 0, dtype=torch.float64)
-        if self.shared and context.choosers is not None:
-            gains = gain(context.choosers) * rest.any(0)
-        else:
-            gains = gain(context) * rest
+        gains = context.gain
         if self.shared:
+            inside = rest.any(0, keepdim=True)
+            gains = context.choosing.gain * (rest if context.choosers is None else inside)
             gains = gains.square().mean(0, keepdim=True).sqrt()
-            wanted = wanted.mean(0, keepdim=True)
-        return fill_up(gains, wanted) * rest
+            wanted, rest = wanted.mean(0, keepdim=True), inside
+        return fill_up(gains, rest, wanted)
 
 
-def gain(context: Context) -> Tensor:
-    """pi |c|, (m, N), the first order; of a key with more than half of the weight pi |c| / (1 -
-    pi), which is exact for its loss, where c / (1 - pi) is measured as the value's distance from
-    the limit of the others.
+def fill_up(gain: Tensor, rest: Tensor, count: Tensor) -> Tensor:
+    """p = min(1, lambda gain) for the ``rest`` of each row (m, N), with sum p = count (m,), or 1
+    where gain > 0 if there are fewer such keys; 0 for others.
     """
-    inside, context = context.inside, context.whole
-    found = context.attention * context.distance
-    weight, top = context.attention[:, inside].max(1)
-    top = inside[top]
-    rows = (weight > 0.5).nonzero()[:, 0]
-    if len(rows):
-        others = context.scores[rows].scatter(1, top[rows, None], -torch.inf)
-        alone = (others == -torch.inf).all(1, keepdim=True)  # it sees no other key
-        limit = torch.softmax(others.masked_fill(alone, 0.0), 1) @ context.near
-        away = context.near[top[rows]] - limit
-        found[rows, top[rows]] = weight[rows] * away.norm(dim=1)
-    return found[:, inside]
-
-
-def fill_up(gain: Tensor, count: Tensor) -> Tensor:
-    """p = min(1, lambda gain) in each row (m, N), with sum p = count (m,), or 1 where gain > 0 if
-    there are fewer such keys.
-    """
-    if gain.device.type == "cpu":  # numpy sorts floats three times faster than torch
-        order = torch.from_numpy(-np.sort(-gain.numpy(), axis=1))
-    else:
-        order = gain.sort(1, descending=True).values
+    if gain.device.type == "cpu":
+        chance = torch.empty_like(gain)
+        _fill_up(gain.numpy(), rest.numpy(), count.numpy(), chance.numpy())
+        return chance
+    gain = gain * rest
+    order = gain.sort(1, descending=True).values
     behind = order.flip(1).cumsum(1).flip(1)  # gain of this key and all behind it
     surely = torch.arange(gain.shape[1], dtype=gain.dtype, device=gain.device)
     # Key i is kept surely while i + behind_i / order_i, what would be kept were its own p just 1,
@@ -169,3 +152,28 @@ def fill_up(gain: Tensor, count: Tensor) -> Tensor:
     # 0 times infinity: never kept
     scaled = gain * factor.where(count[:, None] > 0, 0.0)
     return scaled.nan_to_num_(0.0, posinf=1.0).clamp_(max=1)
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
+def _fill_up(gain: Any, rest: Any, count: Any, chance: Any) -> None:
+    """Newton's method for lambda, from below: the sum is concave, so that every step keeps more
+    keys surely, and the last none.
+    """
+    for i in range(len(gain)):
+        own, factor, before = chance[i], 0.0, -1.0
+        for j in range(own.size):
+            own[j] = gain[i, j] * rest[i, j]
+        while True:
+            surely, left = 0.0, 0.0
+            for j in range(own.size):
+                full = 1.0 if own[j] * factor >= 1 else 0.0
+                surely += full
+                left += own[j] * (1 - full)
+            if surely == before:
+                break
+            before = surely
+            factor = max(count[i] - surely, 0.0) / left if left > 0 else np.inf
+            if factor == np.inf or factor == 0:
+                break
+        for j in range(own.size):
+            own[j] = min(own[j] * factor, 1.0) if own[j] > 0 else 0.0

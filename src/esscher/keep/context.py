@@ -207,6 +207,25 @@ class Context:
         square = self.near.square().sum(1) - 2 * inner + self.drift.square().sum(1, keepdim=True)
         return square.clamp_(min=0).sqrt_()
 
+    @cached_property
+    def gain(self) -> Tensor:
+        """What keys count that are kept by chance, (m, N): pi |c|, the first order; of a key
+        with more than half of the weight pi |c| / (1 - pi), which is exact for its loss, where c /
+        (1 - pi) is measured as the value's distance from the limit of the others.
+        """
+        whole = self.whole
+        found = whole.attention * whole.distance
+        weight, top = whole.attention[:, self.inside].max(1)
+        top = self.inside[top]
+        rows = (weight > 0.5).nonzero()[:, 0]
+        if len(rows):
+            others = whole.scores[rows].scatter(1, top[rows, None], -torch.inf)
+            alone = (others == -torch.inf).all(1, keepdim=True)  # it sees no other key
+            limit = torch.softmax(others.masked_fill(alone, 0.0), 1) @ whole.near
+            away = whole.near[top[rows]] - limit
+            found[rows, top[rows]] = weight[rows] * away.norm(dim=1)
+        return found if whole is self else found[:, self.inside]
+
 
 def _positions(value: Any, queries: int, keys: int) -> Tensor:
     if value is None:

@@ -118,15 +118,23 @@ class Rule(ABC):
         """``include`` for each n of a ladder; the keys of parts with numbers are found once."""
         held, free = self.start(context, counts), self.free
         chances = [part for part in self.parts if isinstance(part, Chance)]
+        reweight = bool(chances) and chances[0].reweight
+        sure, rest, kept = held, context.visible & ~held, held.sum(1).double()
         for n in counts:
-            sure = held if free is None else held | free.fill(context, held, n or 0)
-            rest, chance = context.visible & ~sure, torch.zeros((), dtype=torch.float64)
+            if free is not None and not isinstance(free, Chance):
+                sure = held | free.fill(context, held, n or 0)
+                rest, kept = context.visible & ~sure, sure.sum(1).double()
+            p, alone = None, bool(rest.all())
             for part in chances:
-                wanted = n - sure.sum(1).double() if part is free and n is not None else None
-                chance = chance + part.probability(context, rest, wanted) * (1 - chance)
-            p = torch.where(rest, chance, sure.double())
-            reweight = bool(chances) and chances[0].reweight
-            yield Inclusion(p, torch.where(p > 0, 1 / p, 1.0) if reweight else None)
+                wanted = n - kept if part is free and n is not None else None
+                chance = part.probability(context, rest, wanted).double()
+                p = chance if p is None else p + chance * (1 - p)
+            if p is None:
+                p = sure.double()
+            elif not alone or p.shape != rest.shape:
+                p = (p * rest).add_(sure)
+            weight = (p == 0).double().add_(p).reciprocal_() if reweight else None
+            yield Inclusion(p, weight)
 
     def start(self, context: Context, counts: Sequence[int | None]) -> Tensor:
         """The keys that parts with numbers keep, (m, N), after a check of every n of a ladder."""
@@ -303,8 +311,8 @@ class Chance(Part):
 
     @abstractmethod
     def probability(self, context: Context, rest: Tensor, wanted: Tensor | None) -> Tensor:
-        """(m, N) on ``rest``; ``wanted`` (m,): keys to keep on average, None with a number of its
-        own.
+        """(m, N), or a number for all; that of keys outside ``rest`` does not matter. ``wanted``
+        (m,): keys to keep on average, None with a number of its own.
         """
 
 

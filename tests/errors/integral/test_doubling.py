@@ -137,6 +137,20 @@ def test_all_queries_are_answered_in_the_end(text: str) -> None:
         np.testing.assert_allclose(curve.queries.bias, exact.bias, atol=size)
 
 
+@pytest.mark.parametrize("text", ["neyman", "topk:900+random:reweight", "topk:900+random"])
+def test_small_errors_keep_their_digits_in_float32(text: str) -> None:
+    """A few keys of small weight are dropped: mean squared errors are 1e-9 to 1e-18 of the
+    largest |c|^2.
+    """
+    seen = context(3.0)
+    kept = keep.parse(text).include(seen, 1000)
+    compare(seen, kept.probability, kept.weight)
+    exact = inclusion_error(seen.scores, seen.v, kept.probability, kept.weight).mse[:, 0]
+    relative = exact / seen.distance.square().amax(1).numpy()
+    assert relative.max() < 1e-9
+    assert 1e-20 < relative.min() < 1e-13
+
+
 @pytest.mark.parametrize("text", ["random", "neyman", "sinks:4+topk:20+random"])
 def test_errors_in_nats_come_from_the_same_sums(text: str) -> None:
     """1/2 E e'F e is half the squared error of values L'v, F = L L': two heads, each with its own

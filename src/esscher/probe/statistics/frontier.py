@@ -377,7 +377,7 @@ def _errors(context: Context, choosers: Context, rules: Sequence[Rule]) -> dict[
     shape = (len(context.q), len(rules), len(n))
     mse, kept, nats, cut = (np.full(shape, np.nan) for _ in range(4))
     priced, accuracy = context.metric is not None, np.full(shape[:2], np.nan)
-    own, held_out = KeepErrors(context), KeepErrors(replace(context, choosers=choosers))
+    errors = KeepErrors(replace(context, choosers=choosers))
     for i, rule in enumerate(rules):
         possible = n >= _least(rule, context)
         if not possible.any():
@@ -385,7 +385,6 @@ def _errors(context: Context, choosers: Context, rules: Sequence[Rule]) -> dict[
         if rule.free is None:  # one point, at the first size that has so many keys
             possible = np.arange(len(n)) == possible.argmax()
         sizes = None if rule.free is None else n[possible]
-        errors = held_out if any(part.observes for part in rule.parts) else own
         if isinstance(rule, LowRank):
             curve = low_rank_curve(context, rule, sizes)
         else:
@@ -395,7 +394,7 @@ def _errors(context: Context, choosers: Context, rules: Sequence[Rule]) -> dict[
         if curve.queries.nats is not None:
             nats[:, i, possible] = curve.queries.nats
         if isinstance(rule, Ranked) and not (rule.per_query or isinstance(rule, Sinks | Recent)):
-            order = rule.order(held_out.asked).double().sort(descending=True).values.cpu().numpy()
+            order = rule.order(errors.asked).double().sort(descending=True).values.cpu().numpy()
             cut[:, i, possible] = order[n[possible] - 1]
         mse[:, i, possible], kept[:, i, possible] = curve.queries.mse, curve.kept
         accuracy[:, i] = curve.accuracy
