@@ -70,6 +70,8 @@ def test_the_page(run: Run, visit: Callable[..., Page], artefacts: Path) -> None
     page = visit(write_report([run]))
     unharmed(page)
     assert page.count("#kept .kepttext bdi") == len(TOKENS)
+    kl = "figure[data-title='KL against the share of the cache']"
+    assert page.count(f"{kl} .series.line line.bar") == len(KEEPS)
     assert SCRIPT in page.text("#kept .kepttext")
     titles = "[...document.querySelectorAll('#kept .kepttext bdi')].map((node) => node.title)"
     assert page.evaluate(titles)[:3] == [f"kept by {n} of 4 heads" for n in (0, 1, 2)]

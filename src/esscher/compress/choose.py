@@ -6,7 +6,7 @@ cache), ``cut`` (one threshold on the scores of all heads, for scores in one uni
 threshold in each layer, and each head is sure of a fifth of its equal share: AdaKV), ``pages``
 (blocks of 16 neighbouring keys, the same for all heads of a layer, one threshold on the blocks:
 what paged caches can evict), ``exact`` (for each head the exact loss in nats of its n best keys is
-computed at replayed and last queries; each next key goes to the head where it saves most).
+computed at all reference queries; each next key goes to the head where it saves most).
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 The error e of every head's output on the kept keys is exact. With the head's Fisher metric F it
 costs 1/2 e'F e, and costs of heads add (second order; errors of heads are taken as uncorrelated
 through the model). Averaged over the queries of the text that is decoded, this predicts the
-measured divergence. A prompt whose future is unknown has two kinds of queries at hand: its last
-ones, for which the keys that stand among them stay as those of decoded tokens will, and those of a
-replay. The first are the prediction, both are given as a range (a heuristic: a rule may have chosen
-its keys by the same queries).
+measured divergence. A prompt whose future is unknown has three kinds of queries at hand
+(esscher.compress.prompt): its last ones, for which the keys that stand among them stay as those of
+decoded tokens will, those of a replay, and moved ones. The first are the prediction, all are given
+as a range (a heuristic: a rule may have chosen its keys by the same queries).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SHARES = tuple(np.geomspace(0.01, 1.0, 25)[:-1].round(4).tolist())  # tried for 
 @dataclass(frozen=True)
 class Price:
     """Predicted loss in nats per token: ``kl``, by the last queries of the prompt; ``low`` and
-    ``high``: the range of that and of the prediction by replayed queries, where there are any.
+    ``high``: the range of the predictions by all kinds of queries that there are.
     """
 
     kl: float

@@ -175,10 +175,12 @@ function drawSeries(layer, series, { X, Y, drawn, bottom }) {
   const group = svg("g", { class: `series ${series.mode || "line"}` });
   // of its interval; a low end of 0 has no place on a log scale
   const ends = (i) => (series.low && series.low[i] !== null && series.high[i] !== null ? [Y(series.high[i]), Number.isFinite(Y(series.low[i])) ? Y(series.low[i]) : bottom] : null);
+  for (const [x, , i] of shown) {
+    const bar = ends(i);
+    if (bar) group.append(svg("line", { x1: x, x2: x, y1: bar[1], y2: bar[0], class: "bar", stroke: colorOf(series, i), "stroke-width": 1.2, opacity: 0.7 }));
+  }
   if (series.mode === "points") {
     for (const [x, y, i] of shown) {
-      const bar = ends(i);
-      if (bar) group.append(svg("line", { x1: x, x2: x, y1: bar[1], y2: bar[0], stroke: colorOf(series, i), "stroke-width": 1.2, opacity: 0.7 }));
       const shape = series.tick
         ? svg("line", { x1: x - 4, x2: x + 4, y1: y, y2: y, stroke: colorOf(series, i), "stroke-width": 1.6 })
         : svg("circle", { cx: x, cy: y, r: series.radius || 3.5, fill: colorOf(series, i), opacity: series.faint ? 0.45 : 0.9 });
@@ -197,6 +199,6 @@ function drawSeries(layer, series, { X, Y, drawn, bottom }) {
     group.append(svg("path", { d: path, fill: "none", stroke: colorOf(series), "stroke-width": series.thick || 1.8,
       "stroke-dasharray": DASH[series.dash], opacity: series.faint ? 0.45 : 1 }));
   }
-  if (!series.silent) drawn.push({ series, places: shown.map(([x, y, i]) => ({ x, y, i, ends: ends(i) })), bottom });
+  if (!series.silent) drawn.push({ series, places: shown.map(([x, y, i]) => ({ x, y, i })) });
   layer.append(group);
 }
