@@ -537,7 +537,7 @@ def lemma_e4(tokens: int = 100) -> Found:
     own, infinite = (flatten(risk_gradient(task, uv, n)[1]) for n in (tokens, math.inf))
     gap, (limit2, gradient2, label) = float(np.linalg.norm(own - infinite)), limit_norms(task, uv)
     bound = float(boursier.lemma_e4(error, slope, label, limit2, gradient2))
-    return gap < bound, f"{gap:.2g} {bound:.2g}"
+    return gap < bound, f"{gap:.1g} {bound:.2g}"
 
 
 @check("Corollary E.5")

@@ -180,7 +180,8 @@ def square_root(metric: Tensor) -> Tensor:
 
 # ---- Attention on the first n keys of a ranking, for every n of a ladder: no chance, no integral.
 
-DEEP = 1e-200  # of all weight: queries that keep less are summed from their kept scores
+DEEP = 1e-140  # of all weight, whose squares are numbers still: queries that keep less are summed
+# from their kept scores
 SOME = 8  # queries of one task
 
 

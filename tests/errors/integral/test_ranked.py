@@ -66,3 +66,19 @@ def test_queries_that_see_fewer_keys_than_n_keep_what_they_see() -> None:
     found = ranked_errors(seen, none, ranking(seen.scores), counts, none.sum(1))
     assert found.mse[0, 1] < 1e-28
     assert found.mse[0, 0] > 1e-6
+
+
+@pytest.mark.parametrize("apart", [300.0, 386.0, 600.0])
+def test_what_is_kept_weighs_next_to_nothing(apart: float) -> None:
+    """Squares of weights below 1e-154 of the whole are no numbers; relative to what is kept they
+    are.
+    """
+    k = torch.tensor([[apart], [0.5], [0.0]], dtype=torch.float64)
+    q, v = torch.ones(1, 1, dtype=torch.float64), torch.eye(3, dtype=torch.float64)
+    seen = Context.of(q, k, v, scale=1.0)
+    held = torch.zeros(1, 3, dtype=torch.bool)
+    order, counts = torch.tensor([[2, 1, 0]]), torch.tensor([1, 2])
+    found = ranked_errors(seen, held, order, counts, held.sum(1))
+    second = torch.softmax(torch.tensor([0.0, 0.5], dtype=torch.float64), 0)
+    np.testing.assert_allclose(found.sum_p2[0], [1.0, float(second.square().sum())], rtol=1e-12)
+    np.testing.assert_allclose(found.mse[0, 0], 2.0, rtol=1e-12)
