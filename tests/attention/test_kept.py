@@ -268,7 +268,7 @@ BAD = (
     ({"keep": "recent:68"}, r"recent: expected at most 67, the number of keys, got 68"),
     ({"keep": "global:67"}, r"queries keep no key"),
     ({"keep": "window:0"}, r"window: expected a whole number of at least 1, got 0"),
-    ({"keep": "nearest:3"}, r"keep: no rule 'nearest' in 'nearest:3'; rules: adaptive, bigbird"),
+    ({"keep": "nearest:3"}, r"keep: no rule 'nearest' in 'nearest:3'; esscher rules"),
     ({"keep": "lowrank:3"}, r"lowrank: it mixes all keys and keeps none"),
     ({"keep": 3}, r"keep: expected a rule such as sinks:4\+recent:256, got 3"),
     (

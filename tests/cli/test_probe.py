@@ -354,11 +354,11 @@ def refused(
         ("--epsilon 0", "between 0 and 1"),
         ("--max-tokens -1", "max_tokens: input should be greater than"),
         ("--queries 0", "queries"),
-        ("--pool sequence --rules tpk", "rules: keep: no rule 'tpk' in 'tpk'; rules: "),
-        ("--pool sequence --rules topk --rules window:0+recent", "got 0; rules: "),
+        ("--pool sequence --rules tpk", "rules: keep: no rule 'tpk'; did you mean topk? "),
+        ("--pool sequence --rules topk --rules window:0+recent", "got 0; esscher rules"),
         (
             "--pool sequence --rules random:2+recent",
-            "expected a number above 0 and up to 1, got 2; rules: ",
+            "expected a number above 0 and up to 1, got 2; esscher rules",
         ),
         ("--pool sequence --rules topk+recent", "one part at most may leave its number open"),
         (
@@ -367,7 +367,7 @@ def refused(
         ),
         (
             "--pool sequence --n 16 --rules topk:70+recent",
-            "topk: expected at most 64, the number of keys, got 70; rules: ",
+            "topk: expected at most 64, the number of keys, got 70; esscher rules",
         ),
         ("--rules topk", "rules: they are of a query's own context; use --pool sequence"),
         ("--scale 1,0", "scales: expected finite numbers above 0, got [1.0, 0.0]"),

@@ -24,7 +24,7 @@ from esscher import __version__
 from esscher.runs.errors import RunError, RunIncomplete, field_lines, one_line
 
 PANELS = {
-    "A model on text": ["describe", "probe", "budget", "compress"],
+    "A model on text": ["describe", "probe", "budget", "compress", "rules"],
     "Laws of tokens": ["predict", "converge"],
     "In-context learning and the papers": ["icl", "reproduce", "cite"],
     "Stored runs": ["ls", "resume", "report", "fit", "export"],

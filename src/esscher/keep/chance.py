@@ -98,8 +98,8 @@ class AdaptiveRest(Chance):
 
 @dataclass(frozen=True)
 class Neyman(Chance):
-    """``size`` keys on average, each query its own chances; ``shared``: one set of keys for all
-    queries, by those that choose.
+    """Each key with the probability that makes the error least, ``size`` keys on average; each
+    query has its own, or with ``shared`` all have one set, by the queries that choose.
     """
 
     name: ClassVar[str] = "neyman"

@@ -9,6 +9,7 @@ of them drop it.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import math
@@ -65,9 +66,21 @@ def rules() -> dict[str, Callable[..., Rule]]:
     return dict(_RULES)
 
 
-def refused(message: str) -> ValueError:
-    """The error for a bad rule: one line that ends with the names of all rules."""
-    return ValueError(f"{message}; rules: {', '.join(sorted(_RULES))}")
+def usage(name: str) -> str:
+    """How a rule is written: its name, then its numbers and flags."""
+    parameters = inspect.signature(_RULES[name]).parameters.values()
+    flags = (isinstance(one.default, bool) for one in parameters)
+    words = (
+        one.name if flag else one.name.upper() for one, flag in zip(parameters, flags, strict=True)
+    )
+    return ":".join([name, *words])
+
+
+def refused(message: str, name: str = "") -> ValueError:
+    """The error for a bad rule, in one line: the names nearest to ``name``, and what lists all."""
+    near = difflib.get_close_matches(name, _RULES, 3, cutoff=0.7)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    return ValueError(f"{message}; {hint}esscher rules lists all rules")
 
 
 # ---- Rules and their parts
@@ -359,7 +372,7 @@ def _part(piece: str, text: str) -> Rule:
     name, *words = piece.split(":")
     make = rules().get(name)
     if make is None:
-        raise refused(f"keep: no rule {name!r} in {text!r}")
+        raise refused(f"keep: no rule {name!r}" + f" in {text!r}" * (name != text), name)
     numbers: list[object] = []
     named: dict[str, object] = {}
     for word in words:
@@ -372,16 +385,15 @@ def _part(piece: str, text: str) -> Rule:
         else:
             named[key.strip()] = True if is_flag else _value(value, text)
     signature = inspect.signature(make)
-    parameters, usage = signature.parameters, name
-    for key, parameter in parameters.items():
-        usage += f":{key}" if isinstance(parameter.default, bool) else f":{key.upper()}"
+    parameters = signature.parameters
     try:
         given = signature.bind(*numbers, **named).arguments
         for field, value in given.items():
             if isinstance(parameters[field].default, bool) != isinstance(value, bool):
                 raise TypeError(f"got {field}={value!r}")
     except TypeError as cause:
-        raise refused(f"keep: {piece!r} is not how {name} is written: {usage} ({cause})") from None
+        told = f"keep: {piece!r} is not how {name} is written: {usage(name)} ({cause})"
+        raise refused(told) from None
     return make(*numbers, **named)
 
 
