@@ -579,12 +579,12 @@ def test_keys_needed_by_interpolation() -> None:
         (0.20, 0.40, 0.01, "streams"),
         (0.25, 0.25, 0.25, "streams"),
         (0.26, 0.55, 0.10, "retrieves"),
-        (0.20, 0.15, 0.05, "diffuse"),  # random keys do with fewer
+        (0.20, 0.15, 0.05, "averages"),  # random keys do with fewer
         (0.20, 0.15, 0.03, "retrieves"),
-        (0.50, 0.40, 0.11, "diffuse"),
+        (0.50, 0.40, 0.11, "averages"),
         (0.90, 0.90, 0.22, "retrieves"),
-        (0.90, 0.90, 0.23, "diffuse"),
-        (0.95, 0.98, 0.97, "diffuse"),
+        (0.90, 0.90, 0.23, "averages"),
+        (0.95, 0.98, 0.97, "averages"),
     ],
 )
 @pytest.mark.parametrize("chosen", ["neyman", "topk"])

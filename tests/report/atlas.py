@@ -173,11 +173,11 @@ def atlas_tables(layers: int, heads: int, *, failed: float = 0.0, seed: int = 0)
 # what a rule's error is of that of random keys, for heads of each kind, and how fast it falls with
 # the share kept
 RULES = {
-    "random": {"streams": (1.0, 0.5), "retrieves": (1.2, 0.45), "diffuse": (0.2, 0.5)},
-    "sinks:4+recent": {"streams": (0.02, 0.6), "retrieves": (0.7, 0.5), "diffuse": (0.3, 0.4)},
-    "heavy": {"streams": (0.02, 0.9), "retrieves": (0.03, 0.9), "diffuse": (0.1, 0.5)},
-    "topk": {"streams": (0.015, 1.0), "retrieves": (0.01, 1.0), "diffuse": (0.05, 0.5)},
-    "neyman": {"streams": (0.012, 1.0), "retrieves": (0.008, 1.0), "diffuse": (0.04, 0.5)},
+    "random": {"streams": (1.0, 0.5), "retrieves": (1.2, 0.45), "averages": (0.2, 0.5)},
+    "sinks:4+recent": {"streams": (0.02, 0.6), "retrieves": (0.7, 0.5), "averages": (0.3, 0.4)},
+    "heavy": {"streams": (0.02, 0.9), "retrieves": (0.03, 0.9), "averages": (0.1, 0.5)},
+    "topk": {"streams": (0.015, 1.0), "retrieves": (0.01, 1.0), "averages": (0.05, 0.5)},
+    "neyman": {"streams": (0.012, 1.0), "retrieves": (0.008, 1.0), "averages": (0.04, 0.5)},
 }
 SHARES = np.array([0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.4, 0.6])
 
@@ -189,7 +189,7 @@ def rules_tables(layers: int, heads: int, seed: int = 1) -> dict[str, Any]:
     found = atlas_tables(layers, heads, seed=seed)
     generator, frame = np.random.default_rng(seed), found["heads"]
     kinds = [
-        ("streams", "retrieves", "diffuse")[k]
+        ("streams", "retrieves", "averages")[k]
         for k in generator.choice(3, len(frame), p=[0.6, 0.25, 0.15])
     ]
     parts = []

@@ -245,7 +245,7 @@ USUAL = {"sinks": 4, "recent": 16, "observe": 64, "replay": 1.0, "seed": 0}  # i
 KINDS = {
     "streams": "stream (first and recent keys are enough)",
     "retrieves": "retrieve (they need chosen keys)",
-    "diffuse": "are diffuse (choosing keys saves little)",
+    "averages": "average (choosing keys saves little)",
 }
 
 

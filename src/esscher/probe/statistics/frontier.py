@@ -1,7 +1,7 @@
 """The exact error of every keep rule against the keys it keeps, in the queries' own contexts.
 
 Rules that choose one set for all queries choose by other queries than those that are judged
-(:class:`esscher.probe.session.RuleQueries`). Whether a head streams, retrieves or is diffuse
+(:class:`esscher.probe.session.RuleQueries`). Whether a head streams, retrieves or averages
 follows from three of them: streamingllm, random, and the best.
 """
 
@@ -47,10 +47,10 @@ from esscher.runs.columns import Column, with_ends
 KINDS = {
     "streams": "sinks and recent keys suffice",
     "retrieves": "needs chosen keys",
-    "diffuse": "choosing keys saves little",
+    "averages": "choosing keys saves little",
 }
 STREAM, CHANCE = "streamingllm", "random"  # they and the best rule tell a head's kind
-STREAMS, DIFFUSE = 0.25, 4.0
+STREAMS, AVERAGES = 0.25, 4.0
 ERROR = 0.1  # relative, at which kinds are told
 NONE = "none"  # in place of a rule, where none reaches an error
 FITTED = (0.02, 0.25)  # shares of the keys that the rate of a rule is fitted between
@@ -300,8 +300,8 @@ def _kind(curves: Mapping[str, pd.DataFrame], keys: float) -> dict[str, Any]:
     kind = "retrieves"
     if stream <= min(STREAMS, chance):
         kind = "streams"
-    elif chance <= DIFFUSE * shares[best]:
-        kind = "diffuse"
+    elif chance <= AVERAGES * shares[best]:
+        kind = "averages"
     told = dict.fromkeys((STREAM, CHANCE, best))
     needs = ", ".join(f"{rule} {shares[rule]:.1%}" for rule in told)
     reason = f"{KINDS[kind]}; of the keys, for an error of {percent(ERROR)} %: {needs}"
@@ -425,8 +425,8 @@ KIND = (
         "word",
         "kind of head",
         f"For a relative error of {percent(ERROR)} %, on this text and window: streams if {STREAM}"
-        f" needs at most {STREAMS:.0%} of the keys and no more than random; diffuse if random needs"
-        f" at most {DIFFUSE:g} times the keys of the best rule; else retrieves.",
+        f" needs at most {STREAMS:.0%} of the keys and no more than random; averages if random"
+        f" needs at most {AVERAGES:g} times the keys of the best rule; else retrieves.",
         scale="words",
         first=16,
         short="kind",
