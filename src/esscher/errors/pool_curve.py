@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -156,7 +157,7 @@ class _Pool:
         parts = []
         for own in torch.split((~keyed).nonzero()[:, 0], max(1, min(QUERY_BLOCK, rows))):
             state = deposit.init(len(own), grid, self.center)
-            for part, scores in self._blocks(self.q[own]):
+            for part, scores in self._blocks(own):
                 state = deposit.update(state, scores, self.v[part], owned=True)
             lost = deposit.lost(state) > LOST
             keyed[own[lost]] = True
@@ -191,20 +192,28 @@ class _Pool:
 
     def _spans(self, grid: deposit.Grid) -> tuple[Tensor, Tensor]:
         """The range of each query's scores, (m,), and which queries are too wide for the grid."""
-        ends = [
-            torch.stack([scores.amax(1), -scores.amin(1)]) for _, scores in self._blocks(self.q)
-        ]
+        rows = torch.arange(len(self.q), device=self.q.device)
+        ends = [torch.stack([scores.amax(1), -scores.amin(1)]) for _, scores in self._blocks(rows)]
         high, low = torch.stack(ends).amax(0).double()  # NaN where a score is
         near = (high + low <= (deposit.MAX_CELLS - 64) * grid.spacing) & (
             torch.maximum(high, low) < deposit.FAR
         )
         return high + low, ~near
 
-    def _blocks(self, q: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Slices of keys with their scores (m, BLOCK)."""
+    def _blocks(self, rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Slices of keys with the scores (m, BLOCK) of some queries."""
+        if len(self.q) * self.keys <= MEMORY // 4 and self.keys <= BLOCK:
+            yield slice(None), self._scores if len(rows) == len(self.q) else self._scores[rows]
+            return
+        q = self.q[rows] * self.scale
         for start in range(0, self.keys, BLOCK):
             part = slice(start, start + BLOCK)
-            yield part, (q * self.scale) @ self.k[part].T
+            yield part, q @ self.k[part].T
+
+    @cached_property
+    def _scores(self) -> Tensor:
+        """Of all queries and keys, where these are few."""
+        return (self.q * self.scale) @ self.k.T
 
 
 # ---- A pool drawn from a law stands for it: how far that may be from the law's own error.

@@ -108,6 +108,8 @@ def coarsen(cells: Tensor, points: int) -> Tensor:
 # ---- Deposits.
 
 OPEN = 2**16  # cells x channels that one task keeps open
+# sums in any order; infinity and NaN stay what they are
+FAST = {"reassoc", "contract", "arcp", "nsz"}
 
 
 def scatter(
@@ -176,34 +178,87 @@ def _pool(threads: int, process: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads)
 
 
+TILE = 2048  # keys at once, whose rows stay in the processor's cache
+TOGETHER = 4  # cells and keys that are added at once
+
+
 @lru_cache(maxsize=8)
 def _compiled_deposit(points: int) -> Any:
-    """The loop over keys for so many taps: numbers that the compiler knows are loops it unrolls."""
-    table = np.ascontiguousarray(weight_table(points)[:, ::-1].T)  # highest power first
+    """The loop over keys for so many taps: numbers that the compiler knows are loops it unrolls.
+
+    Keys of one cell are added together, so that the cell is read and written once for four keys.
+    """
+    table = np.ascontiguousarray(weight_table(points)[:, ::-1])  # highest power first
+    assert points % TOGETHER == 0
 
     @numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract"})
     def deposit(scores: Any, rows: Any, first: Any, inverse: float, cells: Any) -> None:
         length, width = cells.shape[2], rows.shape[1]
-        weights = np.empty(points)
+        grid = np.zeros((len(scores), length, width))  # the channels of a cell side by side
+        cell, order = np.empty(TILE, dtype=np.int32), np.empty(TILE, dtype=np.int64)
+        apart, inside, weights = np.empty(TILE), np.empty(TILE), np.empty((points, TILE))
+        ends = np.empty(length + 2, dtype=np.int64)
+        for begin in range(0, len(rows), TILE):
+            tile = rows[begin : begin + TILE]
+            for i in range(len(scores)):
+                low, mine = np.float64(first[i] + points - 1), grid[i]
+                for j in range(len(tile)):
+                    x = max(np.float64(scores[i, begin + j]) * inverse - low, -1.0)
+                    floor = np.floor(x)
+                    apart[j], cell[j] = x - floor, np.int32(floor) + 1  # 0: it is not seen
+                ends[:] = 0
+                for j in range(len(tile)):
+                    ends[cell[j] + 1] += 1
+                for k in range(length + 1):
+                    ends[k + 1] += ends[k]
+                for j in range(len(tile)):  # a key's place, and afterwards the end of each cell
+                    at = ends[cell[j]]
+                    order[at], inside[at], ends[cell[j]] = j, apart[j], at + 1
+                for tap in range(points):
+                    for at in range(len(tile)):
+                        weight = table[tap, 0]
+                        for power in range(1, points):
+                            weight = weight * inside[at] + table[tap, power]
+                        weights[tap, at] = weight
+                for k in range(length):
+                    start, end = ends[k], ends[k + 1]
+                    for tap in range(0, points if start < end else 0, TOGETHER):
+                        some = weights[tap : tap + TOGETHER, start:end]
+                        mix(some, order[start:end], tile, mine[k + tap : k + tap + TOGETHER])
         for i in range(len(scores)):
-            grid = np.zeros((length, width))  # the channels of a cell side by side
-            for j in range(len(rows)):
-                x = np.float64(scores[i, j]) * inverse
-                if x == -np.inf:
-                    continue
-                cell = np.floor(x)
-                low = np.int64(cell) - (points - 1) - first[i]
-                for tap in range(points):
-                    weight = table[0, tap]
-                    for power in range(1, points):
-                        weight = weight * (x - cell) + table[power, tap]
-                    weights[tap] = weight
-                for tap in range(points):
-                    weight = weights[tap]
-                    for channel in range(width):
-                        grid[low + tap, channel] += weight * rows[j, channel]
             for channel in range(width):
                 for k in range(length):
-                    cells[channel, i, k] += grid[k, channel]
+                    cells[channel, i, k] += grid[i, k, channel]
 
     return deposit
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=FAST)
+def mix(weights: Any, index: Any, values: Any, out: Any) -> None:
+    """out += weights @ values[index], four rows of ``out`` and four values at once."""
+    one, two, three, four = out[0], out[1], out[2], out[3]
+    whole = index.size // TOGETHER * TOGETHER
+    for f in range(0, whole, TOGETHER):
+        # numbers of their own: the compiler need not read them again after each sum
+        a, b = _column(weights, f), _column(weights, f + 1)
+        d, e = _column(weights, f + 2), _column(weights, f + 3)
+        u, v = values[index[f]], values[index[f + 1]]
+        w, x = values[index[f + 2]], values[index[f + 3]]
+        for c in range(one.size):
+            p, q, r, s = u[c], v[c], w[c], x[c]
+            one[c] += a[0] * p + b[0] * q + d[0] * r + e[0] * s
+            two[c] += a[1] * p + b[1] * q + d[1] * r + e[1] * s
+            three[c] += a[2] * p + b[2] * q + d[2] * r + e[2] * s
+            four[c] += a[3] * p + b[3] * q + d[3] * r + e[3] * s
+    for f in range(whole, index.size):
+        a, u = _column(weights, f), values[index[f]]
+        for c in range(one.size):
+            one[c] += a[0] * u[c]
+            two[c] += a[1] * u[c]
+            three[c] += a[2] * u[c]
+            four[c] += a[3] * u[c]
+
+
+@numba.njit(inline="always")
+def _column(weights: Any, f: int) -> tuple[float, float, float, float]:
+    return weights[0, f], weights[1, f], weights[2, f], weights[3, f]
