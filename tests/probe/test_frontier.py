@@ -15,15 +15,17 @@ import pytest
 import torch
 
 import esscher as es
+from esscher.corpus.windows import token_texts
 from esscher.errors.doubling import inclusion_error
 from esscher.hf.call import AttentionCall
 from esscher.hf.gradients import DRAWS
 from esscher.intervals import mean_interval
 from esscher.probe import session
+from esscher.probe.budget import LOSS, SHOWN
 from esscher.probe.session import RuleQueries
 from esscher.probe.spec import RULES, SHARES, ProbeSpec, kept_sizes
 from esscher.probe.statistics import frontier
-from esscher.probe.statistics.frontier import compare_rules
+from esscher.probe.statistics.frontier import compare_rules, kept_first
 from tests.models.probe_runs import (
     captured_layers,
     few_texts,
@@ -380,6 +382,42 @@ def nats_of(hand: ByHand, rule: str, head: int, n: int, metric: torch.Tensor) ->
             for b in range(len(error)):
                 total += error[a] * float(metric[a, b]) * error[b] / 2
     return total / hand.queries
+
+
+def test_kept_tokens_by_hand(measured: Any) -> None:
+    """The heads that keep each token of the first window, at the sizes of the budget."""
+    name, run, of_heads = measured
+    found = source(run)
+    window = min(found.rule_windows)
+    call, asked = captured_layers(found, [window])[1][0], found.rule_queries(window)
+    hands = {hand[0].first // hand[0].share: hand[0] for hand in of_heads.values()}
+    named = ("streamingllm", "heavy", "keynorm")
+    for kv_head, hand in hands.items():
+        orders = kept_first(call, asked, kv_head, [es.keep.parse(rule) for rule in named])
+        for rule, n in itertools.product(named, (6, 20)):
+            kept = [hand.text[key] for key in hand.set_of(rule, 0, n) if hand.cache[key]]
+            assert sorted(orders[named.index(rule), :n].tolist()) == sorted(kept)
+    if name in ("bert", "mistral"):  # without losses no rule is recommended in nats
+        assert "tokens" not in run.tables
+        return
+    ids, table = found.windows.ids[window][: asked.cut], run.table("tokens")
+    rule = table["rule"].iloc[0]
+    assert rule in ("streamingllm", "heavy", "keynorm")
+    for keep, own in table.groupby("keep"):
+        budget = es.budget(run, rule, kl=LOSS)
+        if not np.isclose(budget.totals["ratio"], keep).any():
+            keys = budget.caches["n_keys"].sum()
+            budget = es.budget(run, rule, total=round(keep * keys))
+            assert keep == pytest.approx(min(SHOWN, key=lambda share: abs(share - keep)), abs=0.05)
+        counts = np.zeros(len(ids), int)
+        for cache in budget.caches.itertuples():
+            hand = hands[cache.kv_head]
+            kept = hand.set_of(rule, 0, round(cache.best_split))
+            counts[[hand.text[key] for key in kept if hand.cache[key]]] += 1
+        assert own["heads"].map(list).tolist() == [[count] for count in counts]
+        assert own["heads_all"].map(list).tolist() == [[len(hands)]] * len(ids)
+        assert own["token"].tolist() == token_texts(found.loaded.tokenizer, ids.tolist())
+    assert table["keep"].nunique() > 1
 
 
 # ---- who chooses and who is judged

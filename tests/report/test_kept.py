@@ -11,11 +11,12 @@ import pytest
 
 import esscher.compress.job  # noqa: F401  (its columns)
 from esscher.compress.spec import CompressSpec
+from esscher.probe.spec import ProbeSpec
 from esscher.report import write_report
 from esscher.report.charts import compression_page
 from esscher.report.figures import save_figures
 from esscher.runs import Run
-from tests.report.atlas import store_run
+from tests.report.atlas import rules_tables, store_run
 from tests.report.browser import Page
 from tests.report.test_hostile import HOSTILE, SCRIPT, unharmed
 
@@ -81,6 +82,22 @@ def test_the_page(run: Run, visit: Callable[..., Page], artefacts: Path) -> None
     assert set(page.evaluate(titles)) == {"kept by 1 of 2 heads"}
     assert "punctuation" in page.text("#kept table")
     page.screenshot(artefacts / "kept.png")
+
+
+def test_the_page_of_a_probe(tmp_path: Path, visit: Callable[..., Page], artefacts: Path) -> None:
+    """It has the text too, named by the layers that were probed, without kinds of tokens."""
+    tokens = [row | {"split": "best split"} for row in tables()["tokens"]]
+    own = rules_tables(2, 3) | {"tokens": [row for row in tokens if row.pop("draw") == 0]}
+    run = store_run(tmp_path / "run", ProbeSpec(pool="sequence", layers=(3, 7)), own)
+    page = visit(write_report([run]))
+    unharmed(page)
+    assert page.count("#kept .kepttext bdi") == len(TOKENS)
+    assert page.texts("#kept select option") == ["all layers", "3", "7"]
+    assert page.count("#kept table") == 0
+    assert "table" not in page.text("#kept p")
+    sections = "[...document.querySelectorAll('section[id]')].map((part) => part.id)"
+    assert page.evaluate(sections)[:2] == ["map", "kept"]
+    page.screenshot(artefacts / "kept_probe.png")
 
 
 def test_the_picture_of_the_check(run: Run, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from esscher.compress.session import Source, source_of
 from esscher.compress.spec import CompressSpec
 from esscher.compress.tables import FULL, columns, finished
 from esscher.compress.text import Cell, Text, plant
+from esscher.corpus.windows import token_texts
 from esscher.hf.capture import parity
 from esscher.runs import Job, Shard, Unit
 from esscher.runs.progress import advance
@@ -85,7 +86,7 @@ def _cache(text: Text, number: int) -> Mapping[str, Any]:
     rows, layers, cells = list(_full(text.full, place)), [], list(text.cells())
     kinds: list[dict[str, Any]] = []
     tokens: list[dict[str, Any]] = []
-    words = pieces(text.source.loaded.tokenizer, text.ids[0, : text.tokens].tolist())
+    words = token_texts(text.source.loaded.tokenizer, text.ids[0, : text.tokens].tolist())
     for i, cell in enumerate(cells):
         choice, outcome, errors = text.run(cell)
         named = place | vars(cell) | {"kept": text.kept(choice), "keys": text.keys}
@@ -195,23 +196,6 @@ def _about(source: Source) -> pd.DataFrame:
 
 
 # ---- What was kept: the tokens of a prompt, how many heads keep each, and what kinds they are.
-
-
-def pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """The text that each token adds; its id where there is no tokenizer."""
-    if tokenizer is None:
-        return [str(i) for i in ids]
-
-    def decoded(some: Sequence[int]) -> str:
-        plain = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
-        return str(tokenizer.decode(list(some), **plain))
-
-    found = [decoded(ids[:1])]
-    for i in range(1, len(ids)):
-        # a token by itself may lose the space before it
-        before, both = decoded(ids[i - 1 : i]), decoded(ids[i - 1 : i + 1])
-        found.append(both[len(before) :] if both.startswith(before) else decoded(ids[i : i + 1]))
-    return found
 
 
 def kind_of(piece: str, position: int) -> str:

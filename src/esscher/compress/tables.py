@@ -16,6 +16,7 @@ import pandas as pd
 from esscher.compress.metrics import metrics
 from esscher.hf.gradients import SECOND_ORDER
 from esscher.intervals import mean_interval, share_interval
+from esscher.probe.budget import KEPT
 from esscher.runs.columns import Column, Declared
 
 FULL = "full"  # in place of a rule: the model on all keys
@@ -280,10 +281,7 @@ def columns(spec: Any) -> Declared:
         "tokens": (
             *CELLS,
             Column("draw", "int", "draw", "Number of the draw, where chance decides."),
-            Column("position", "int", "position", "Place in the first prompt, from 0."),
-            Column("token", "word", "token", "Its text."),
-            Column("heads", "list", "heads", "Key-value heads that keep it, by layer."),
-            Column("heads_all", "list", "all heads", "Key-value heads of each layer."),
+            *KEPT,
         ),
         "together": (
             TEXT,

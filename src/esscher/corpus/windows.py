@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -179,3 +179,20 @@ def _tokenised(
             yield text, row
             if found == most:
                 return
+
+
+def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """The text that each token adds; its id where there is no tokenizer."""
+    if tokenizer is None:
+        return [str(i) for i in ids]
+
+    def decoded(some: Sequence[int]) -> str:
+        plain = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+        return str(tokenizer.decode(list(some), **plain))
+
+    found = [decoded(ids[:1])]
+    for i in range(1, len(ids)):
+        # a token by itself may lose the space before it
+        before, both = decoded(ids[i - 1 : i]), decoded(ids[i - 1 : i + 1])
+        found.append(both[len(before) :] if both.startswith(before) else decoded(ids[i : i + 1]))
+    return found

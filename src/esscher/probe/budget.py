@@ -38,6 +38,7 @@ LOSS = 0.05  # nats per token that a budget allows unless told, where heads have
 UNIT = 1000  # sizes are counted in thousandths of a key: a mean number of keys is not whole
 FEWEST = 1e-9  # relative errors below are rounding; a curve is 0 at its last size only
 THRESHOLDS = 2000  # tried for one cut over all heads
+SHOWN = (0.05, 0.1, 0.2)  # shares of the cache at which the kept tokens are shown
 
 SHARE = (
     "Keys kept over keys that the cache holds, summed over layers and key-value heads; a"
@@ -85,6 +86,18 @@ MODEL = (
     Column("share", "float", "share", "Share of all caches' keys that was given.", "log"),
     *(_OF[key] for key in ("keys", "ratio")),
     *NATS,
+)
+
+KEPT = (
+    Column("position", "int", "position", "Place in the first prompt, from 0."),
+    Column("token", "word", "token", "Its text."),
+    Column("heads", "list", "heads", "Key-value heads that keep it, by layer."),
+    Column("heads_all", "list", "all heads", "Key-value heads of each layer."),
+)
+TOKENS = (
+    *(_OF[key] for key in ("rule", "split")),
+    Column("keep", "float", "keep", "Share of the cache that is kept.", "log"),
+    *KEPT,
 )
 
 
@@ -296,12 +309,39 @@ def nats_table(frontier: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for rule in _sized(frontier) if _priced(frontier) else ():
         caches = RuleCaches(frontier, rule)
-        least, most = caches.sharing.least.sum(), caches.sharing.most.sum()
         for share in SHARES:
-            total = math.ceil(max(share * most, least) / UNIT)
-            found = caches.totals(Asked(), caches.splits(Asked(total=total))).assign(share=share)
+            found = caches.totals(Asked(), caches.of_share(share)).assign(share=share)
             rows.append(found[[column.key for column in MODEL]])
     return pd.concat(rows, ignore_index=True) if rows else pd.DataFrame()
+
+
+def kept_tokens(frontier: pd.DataFrame, order: pd.DataFrame, words: list[str]) -> pd.DataFrame:
+    """How many key-value heads of each layer keep each token of a window, in the best split of the
+    recommended rule: at the size for LOSS, and at the shares SHOWN of the cache.
+
+    ``order``: the positions of the keys of a head, the last dropped first, by rule; ``words``: the
+    texts of the tokens. Of rules the best that has an order.
+    """
+    ranked = rank_rules(budget_table(frontier, [Asked(kl=LOSS)]))["rule"]
+    rule = next(name for name in ranked if name in set(order["rule"]))
+    own = order[order["rule"] == rule].set_index(["layer", "kv_head"])["positions"]
+    caches, rows = RuleCaches(frontier, rule), {}
+    layers = sorted({layer for layer, _ in own.index})
+    every = [int((own.index.get_level_values(0) == layer).sum()) for layer in layers]
+    for splits in (caches.splits(Asked(kl=LOSS)), *map(caches.of_share, SHOWN)):
+        counts = np.zeros((len(words), len(layers)), dtype=np.int64)
+        for cache, size in zip(caches.caches, splits[BEST].tolist(), strict=True):
+            if (cache.layer, cache.kv_head) in own.index:
+                places = own[cache.layer, cache.kv_head][: round(size / UNIT)]
+                counts[places, layers.index(cache.layer)] += 1
+        rows[float(splits[BEST].sum() / caches.sharing.most.sum())] = counts
+    tokens = [
+        {"rule": rule, "split": BEST, "keep": keep, "position": i, "token": words[i]}
+        | {"heads": heads, "heads_all": every}
+        for keep, counts in rows.items()
+        for i, heads in enumerate(counts.tolist())
+    ]
+    return pd.DataFrame(tokens)
 
 
 # ---- The caches of one rule.
@@ -455,6 +495,11 @@ class RuleCaches:
             middle = (low + high) // 2
             low, high = (low, middle) if passed(above(tried[middle])) else (middle, high)
         return above(tried[high if enough else max(low, 0)])
+
+    def of_share(self, share: float) -> dict[str, Counts]:
+        """The splits of this share of all keys, or of the fewest that the rule has sizes for."""
+        least, most = self.sharing.least.sum(), self.sharing.most.sum()
+        return self.splits(Asked(total=math.ceil(max(share * most, least) / UNIT)))
 
     def totals(self, asked: Asked, splits: dict[str, Counts]) -> pd.DataFrame:
         """A row for each split, with the columns of BUDGET."""

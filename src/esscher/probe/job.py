@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from esscher.corpus.windows import token_texts
 from esscher.hf.capture import parity
 from esscher.hf.checkpoint import written
 from esscher.hf.loading import Loaded, wrap_model
-from esscher.probe.budget import LOSS, Asked, budget_table, nats_table
+from esscher.probe.budget import LOSS, Asked, budget_table, kept_tokens, nats_table
 from esscher.probe.measure import (
     LayerState,
     columns,
@@ -142,14 +143,23 @@ def consolidate(session: Session, shards: Sequence[Shard]) -> Mapping[str, Any]:
     if spec.moments:
         sampled = side_by_side(shard for shard in shards if "moments" in shard.unit)
         tables = with_moments(tables, sampled)
-    frontier = tables.get("frontier", pd.DataFrame())
+    order, frontier = tables.pop("order", None), tables.get("frontier", pd.DataFrame())
     if len(frontier) and np.isfinite(frontier["relative"]).any():
         asked = [Asked(epsilon) for epsilon in spec.epsilons]
         if len(nats := nats_table(frontier)):
             tables["nats"] = nats
             asked.append(Asked(kl=LOSS))
+            if order is not None:
+                tables["tokens"] = kept_tokens(frontier, order, prompt_of(session))
         tables["budget"] = budget_table(frontier, asked)
     return tables | {"about": about(session, tables["heads"], same)}
+
+
+def prompt_of(session: Session) -> list[str]:
+    """The tokens of the first window in which rules are compared, up to the cut."""
+    window = min(session.rule_windows)
+    ids = session.windows.ids[window, : session.rule_queries(window).cut].tolist()
+    return token_texts(session.loaded.tokenizer, ids)
 
 
 def side_by_side(shards: Iterable[Shard]) -> dict[str, pd.DataFrame]:

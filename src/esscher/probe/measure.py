@@ -18,7 +18,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from esscher.errors.grid import Deposit
-from esscher.probe.budget import BUDGET, MODEL
+from esscher.probe.budget import BUDGET, MODEL, TOKENS
 from esscher.probe.session import FEWEST, Session
 from esscher.probe.spec import ProbeSpec
 from esscher.probe.statistic import (
@@ -122,6 +122,7 @@ def columns(spec: ProbeSpec) -> dict[str, tuple[Column, ...]]:
         "layers": (*LAYERS, *exponents),
         "budget": BUDGET,
         "nats": MODEL,
+        "tokens": TOKENS,
     }
     for statistic in statistics:
         found |= statistic.tables(spec)

@@ -119,37 +119,36 @@ def compression_page(run: Run) -> dict[str, Any]:
     first = ["compress", "check", "kinds", "depth"]
     page = charts_page(run, "Compressing a KV cache", line, charts, first=first)
     page["tables"] = [table for table in page["tables"] if table["name"] != "tokens"]
-    return page | {"kept": _kept(run)}
+    return page | {"kept": kept_text(run)}
 
 
-def _kept(run: Run) -> dict[str, Any] | None:
-    """The first prompt with the number of heads that keep each token, by size and layer, and the
-    kinds of tokens among kept and among all keys.
+def kept_text(run: Run) -> dict[str, Any] | None:
+    """The first prompt with the number of heads that keep each token, by size and layer, and, of a
+    compression, the kinds of tokens among kept and among all keys.
     """
     table, kinds = read_table(run, "tokens"), read_table(run, "kinds")
-    if table is None or kinds is None or not len(table):
+    if table is None:
         return None
     rule, split = table["rule"].iloc[0], table["split"].iloc[0]
-    kinds = kinds[(kinds["rule"] == rule) & (kinds["split"] == split)]
-    sizes = []
+    sizes: list[dict[str, Any]] = []
     for keep, own in table.groupby("keep", dropna=False):
         own = own.sort_values("position").head(MOST_TOKENS)
-        same = kinds[(kinds["keep"] == keep) | (kinds["keep"].isna() & (keep != keep))]
-        sizes.append(
-            {
-                "keep": number(keep),
-                "heads": [list(map(int, layer)) for layer in zip(*own["heads"], strict=True)],
-                "kinds": list(map(str, same["kind"])),
-                "kept_share": numbers(same["kept_share"]),
-                "held_share": numbers(same["held_share"]),
-            }
-        )
+        counts = [list(map(int, layer)) for layer in zip(*own["heads"], strict=True)]
+        sizes.append({"keep": number(keep), "heads": counts})
+        if kinds is not None:
+            same = kinds[(kinds["rule"] == rule) & (kinds["split"] == split)]
+            same = same[(same["keep"] == keep) | (same["keep"].isna() & (keep != keep))]
+            sizes[-1] |= {"kinds": list(map(str, same["kind"]))}
+            sizes[-1] |= {name: numbers(same[name]) for name in ("kept_share", "held_share")}
+    heads = list(map(int, own["heads_all"].iloc[0]))
+    layers = list(run.spec.get("layers") or ())
     return {
         "rule": str(rule),
         "split": str(split),
+        "layers": layers if len(layers) == len(heads) else list(range(len(heads))),
         "tokens": list(map(str, own["token"])),
         "total": int(table["position"].max()) + 1,
-        "heads": list(map(int, own["heads_all"].iloc[0])),
+        "heads": heads,
         "sizes": sizes,
     }
 

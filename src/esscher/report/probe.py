@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from esscher.report import words
-from esscher.report.charts import chart_of, series_of
+from esscher.report.charts import chart_of, kept_text, series_of
 from esscher.report.words import (
     columns_of,
     described_table,
@@ -87,6 +87,7 @@ def atlas(run: Run) -> dict[str, Any]:
         "layers": described_table(run, "layers"),
         "theory": theory_lines(run.columns("heads")),
         "losses": _losses(run),
+        "kept": kept_text(run),
         "scales": None
         if scales is None
         else {

@@ -26,7 +26,7 @@ from esscher.hf.loading import task_of
 from esscher.intervals import mean_interval
 from esscher.keep import Impact, LowRank, Recent, Sinks, parse
 from esscher.keep.context import Context
-from esscher.keep.rule import Ranked, Rule
+from esscher.keep.rule import ANY_CACHE, Chance, Ranked, Rule, ranking
 from esscher.probe.budget import per_query
 from esscher.probe.curves import at_error, percent
 from esscher.probe.session import FEWEST, RuleQueries, Session
@@ -111,7 +111,7 @@ class Frontier(Statistic):
     def tables(self, spec: ProbeSpec) -> dict[str, tuple[Column, ...]]:
         if not spec.compared:
             return {}
-        return {"frontier": FRONTIER, "rule_rates": RATES, "fisher": FISHER}
+        return {"frontier": FRONTIER, "rule_rates": RATES, "fisher": FISHER, "order": ORDER}
 
     def before(
         self, session: Session, window: int
@@ -132,7 +132,8 @@ class Frontier(Statistic):
         session, layer = window.session, head.info.layer
         fisher, projections = window.before[self.name]
         compared, asked = head.notes.setdefault("rules", {}), session.rule_queries(window.number)
-        if head.kv_head not in compared:  # heads that share keys are compared together
+        first = head.kv_head not in compared
+        if first:  # heads that share keys are compared together
             call, rules = window.captured, [parse(text) for text in head.spec.compared]
             seen = call.visible(torch.from_numpy(asked.judged).to(call.key.device))[0, FIRST].sum(1)
             metric = None if fisher is None else fisher.of_layer[layer]
@@ -141,6 +142,8 @@ class Frontier(Statistic):
                 arguments = call, asked, head.kv_head, rules, projections.get(layer), metric
                 compared[head.kv_head] = compare_rules(*arguments)
         found = dict(compared[head.kv_head].get(head.head, {}))
+        if first and found and fisher is not None and window.number == min(session.rule_windows):
+            found["order"] = kept_first(*arguments)
         if "mse" in found:
             found["window_mse"] = found["mse"].mean(0, keepdim=True)
             found["window_kept"] = found["kept"].mean(0, keepdim=True)
@@ -167,6 +170,11 @@ class Frontier(Statistic):
             words = {c.key: "" if c.kind == "word" else math.nan for c in self.columns(spec)}
             return Result(words | {"gradient": gradient}, tables)
         keys = float(found["keys"].double().mean())
+        if len(found.get("order", ())):
+            tables["order"] = pd.DataFrame(
+                {"kv_head": end.kv_head, "rule": rule, "positions": row.tolist()}
+                for rule, row in zip(filter(ranks, spec.compared), found["order"], strict=True)
+            )
         rows = _rows(found, spec.compared).assign(
             kv_head=end.kv_head, keys=keys, queries=len(found["keys"])
         )
@@ -345,6 +353,24 @@ def compare_rules(
     ``metric``: the Fisher metric of each head, (heads, width, width), for errors in nats. The
     numbers are those of :func:`_errors`.
     """
+    context, size = cache_context(call, asked, kv_head, output, metric), len(asked.judged)
+    found = _errors(context, rules)
+    return {
+        head: {name: x[i * size : (i + 1) * size] for name, x in found.items()}
+        for i, head in enumerate(range(kv_head * call.shared, (kv_head + 1) * call.shared))
+    }
+
+
+def cache_context(
+    call: AttentionCall,
+    asked: RuleQueries,
+    kv_head: int,
+    output: Tensor | None = None,
+    metric: Tensor | None = None,
+) -> Context:
+    """The judged queries of all heads that share keys, over the keys of the cache, with those that
+    choose.
+    """
     at = [torch.from_numpy(x).to(call.key.device) for x in (asked.choosing, asked.judged)]
     heads = range(kv_head * call.shared, (kv_head + 1) * call.shared)
     output, metric = (None if x is None else x[list(heads)] for x in (output, metric))
@@ -357,14 +383,33 @@ def compare_rules(
     if not bool(cached.all()):
         columns = cached.nonzero()[:, 0]
         choosers, judged = choosers.restrict(columns), judged.restrict(columns)
-    found, size = _errors(judged, choosers, rules), len(asked.judged)
-    return {
-        head: {name: x[i * size : (i + 1) * size] for name, x in found.items()}
-        for i, head in enumerate(heads)
-    }
+    return replace(judged, choosers=choosers)
 
 
-def _errors(context: Context, choosers: Context, rules: Sequence[Rule]) -> dict[str, Tensor]:
+def ranks(text: str) -> bool:
+    """Whether a rule ranks keys once for all queries, and draws none."""
+    rule = parse(text)
+    drawn = any(isinstance(part, Chance) for part in rule.parts)
+    return isinstance(rule.free, Ranked) and rule.where == ANY_CACHE and not drawn
+
+
+def kept_first(
+    call: AttentionCall, asked: RuleQueries, kv_head: int, rules: Sequence[Rule], *behind: Any
+) -> Tensor:
+    """(R, N) int32: positions of the cached keys in the window, those that are dropped last first,
+    for each rule that ranks keys once.
+    """
+    context, rows = cache_context(call, asked, kv_head, *behind), []
+    for rule in rules:
+        if ranks(str(rule)):
+            assert isinstance(rule.free, Ranked)
+            order, sure = rule.free.order(context).double(), rule.held(context)[:1]
+            first = ranking(order.view(-1, context.keys)[:1].masked_fill(sure, torch.inf))[0]
+            rows.append(context.inside[first])
+    return torch.stack(rows).to(torch.int32).cpu() if rows else torch.empty(0, context.keys)
+
+
+def _errors(context: Context, rules: Sequence[Rule]) -> dict[str, Tensor]:
     """Of m judged queries, R rules and S shares of the cached keys; NaN where the window has too
     few keys for what a rule keeps surely.
 
@@ -377,7 +422,7 @@ def _errors(context: Context, choosers: Context, rules: Sequence[Rule]) -> dict[
     shape = (len(context.q), len(rules), len(n))
     mse, kept, nats, cut = (np.full(shape, np.nan) for _ in range(4))
     priced, accuracy = context.metric is not None, np.full(shape[:2], np.nan)
-    errors = KeepErrors(replace(context, choosers=choosers))
+    errors = KeepErrors(context)
     for i, rule in enumerate(rules):
         possible = n >= _least(rule, context)
         if not possible.any():
@@ -522,6 +567,13 @@ RATES = (
     ),
     Column("low", "float", "exponent, low", "Lower end of its interval over windows."),
     Column("high", "float", "exponent, high", "Upper end of its interval over windows."),
+)
+ORDER = (
+    LAYER,
+    HEAD,
+    KV_HEAD,
+    FRONTIER[3],
+    Column("positions", "list", "positions", "Keys of the first window, the last dropped first."),
 )
 FISHER = (
     LAYER,

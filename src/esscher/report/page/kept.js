@@ -17,14 +17,15 @@ function keptOf(view) {
       span.style.color = count ? (colour.dark ? "#fff" : "#000") : "";
       span.title = `kept by ${count} of ${most} heads`;
     });
+    if (!own.kinds) return;
     const rows = own.kinds.map((kind, i) => el("tr", {}, el("td", {}, outside(kind)),
       el("td", { class: "number" }, percent(own.kept_share[i])), el("td", { class: "number" }, percent(own.held_share[i]))));
     shares.replaceChildren(el("table", {}, el("thead", {}, el("tr", {}, ["kind of token", "of kept keys", "of all keys"].map((name) => el("th", {}, name)))), el("tbody", {}, rows)));
   }
   const controls = el("div", { class: "controls" },
     kept.sizes.length > 1 ? choice("kept", kept.sizes.map(({ keep }, i) => [i, percent(keep)]), size, (i) => { size = i; show(); }) : null,
-    menu("layer", [[all, "all layers"], ...layers.map((i) => [String(i), String(i)])], layer, (i) => { layer = i; show(); }));
+    menu("layer", [[all, "all layers"], ...layers.map((i) => [String(i), String(kept.layers[i])])], layer, (i) => { layer = i; show(); }));
   show();
   const cut = kept.total > kept.tokens.length ? ` Shown: the first ${grouped(kept.tokens.length)} of ${grouped(kept.total)} tokens.` : "";
-  return section("kept", "What was kept", el("p", {}, "The first prompt under ", outside(kept.rule), " (", outside(kept.split), `). Tokens without colour: no head keeps them. The brighter a token, the more key-value heads keep it. The table is over all prompts and layers.${cut}`), controls, text, shares);
+  return section("kept", "What was kept", el("p", {}, "The first prompt under ", outside(kept.rule), " (", outside(kept.split), `). Tokens without colour: no head keeps them. The brighter a token, the more key-value heads keep it.${kept.sizes[0].kinds ? " The table is over all prompts and layers." : ""}${cut}`), controls, text, shares);
 }

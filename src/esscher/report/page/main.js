@@ -40,7 +40,7 @@ function atlasParts(atlas) {
   if (atlas.losses) parts.unshift(section("losses", "How small can the cache be", mountChart(atlas.losses)));
   const table = section("table", "All heads", dataTable({ columns: atlas.columns, rows: atlas.rows, total: atlas.count,
     file: fileName("csv", atlas.name, "heads"), link: (i) => atlas.hash_of(i) }));
-  return [...parts, headView(atlas), rulesOf(atlas), scatterOf(atlas), scalesOf(atlas), layersOf(atlas), table];
+  return [...parts, keptOf(atlas), headView(atlas), rulesOf(atlas), scatterOf(atlas), scalesOf(atlas), layersOf(atlas), table];
 }
 
 function chartParts(view) {
