@@ -59,14 +59,14 @@ def test_json_has_caches_and_totals(probed: Path, capsys: pytest.CaptureFixture[
 def test_tables_of_caches(probed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(["budget", str(probed), "--rule", "random", "--epsilon", "0.1"], capsys)
     assert code == 0
-    assert out.startswith("random for an error of 10% in each head's output keeps of the cache: ")
+    assert out.startswith("random for an error of 10% in each head's output: it keeps ")
     assert "best split" in out
     assert len(out.splitlines()) <= 12
     code, out, _ = run(["budget", str(probed), "--rule", "random", "--epsilon", "0.2"], capsys)
     assert code == 0
     rows = [line.split()[:2] for line in out.splitlines() if line.startswith("    1 ")]
     assert sorted(rows) == [["1", str(head)] for head in range(2)]
-    assert "20.0%" in out
+    assert "52.7% of the cache with every head at this error" in out
 
 
 def test_a_total_is_split(probed: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,7 +83,7 @@ def test_a_total_is_split(probed: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert found["epsilon"] is None
     code, out, _ = run(asked, capsys)
     assert code == 0
-    assert out.startswith("random for 50 keys in all keeps of the cache: uniform ")
+    assert out.startswith("random for 50 keys in all: it keeps ")
 
 
 def test_a_rule_that_was_not_measured_is_refused(

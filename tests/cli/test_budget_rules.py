@@ -25,7 +25,7 @@ def test_the_budget_of_a_rule(probed: Path, capsys: pytest.CaptureFixture[str]) 
     code, out, err = run(["budget", str(probed), "--rule", "heavy", "--epsilon", ".1"], capsys)
     assert (code, err) == (0, "")
     summary, header, *lines, following = out.splitlines()
-    assert summary.startswith("heavy for an error of 10% in each head's output keeps of the cache")
+    assert summary.startswith("heavy for an error of 10% in each head's output: it keeps")
     assert summary.endswith("; all 8 heads of the model.")
     assert " ".join(header.split()).startswith("layer kv head keys of the cache error")
     want = rule_budget(frontier(), "heavy", 0.1)
@@ -73,7 +73,10 @@ def test_without_a_rule_every_rule_is_named_with_its_total(
     best = want.loc["best split"]
     assert f": heavy keeps {best['ratio']:.1%} of the cache for an error of 10%" in summary
     same = want.loc["uniform", "ratio"]
-    assert f", with a length for each head; {same:.1%} with equal shares." in summary
+    assert (
+        f", if heads may keep different numbers of keys; {same:.1%} if all keep the same share."
+        in summary
+    )
     assert " ".join(header.split()).startswith("rule of the cache runs on uniform")
     # the smallest cache first, then rules that need all keys, and the bound last
     assert lines[0].split()[:4] == ["heavy", f"{best['ratio']:.3g}", "any", "cache"]
@@ -110,7 +113,9 @@ def test_a_rule_of_each_query_says_that_the_cache_holds_all(
     probed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = run(["budget", str(probed), "--rule", "topk"], capsys)[1]
-    assert out.startswith("topk (what a query reads: the cache holds all) for an error of 10% in")
+    assert out.startswith(
+        "topk for an error of 10% in each head's output: the cache holds all keys"
+    )
 
 
 @pytest.mark.parametrize(
@@ -179,7 +184,7 @@ def test_the_smallest_cache_for_a_loss(tmp_path: Path, capsys: pytest.CaptureFix
         assert not row["beyond"]
     code, out, _ = run([*asked, "--rule", "heavy"], capsys)
     assert code == 0
-    assert out.startswith("heavy for a loss of 0.05 nats per token keeps of the cache: uniform ")
+    assert out.startswith("heavy for a loss of 0.05 nats per token: it keeps ")
     assert len(out.splitlines()) <= 12
     found = json.loads(run([*asked, "--rule", "heavy", "--json"], capsys)[1])
     want = rule_budget(frontier(nats=True), "heavy", kl=0.05)

@@ -135,7 +135,7 @@ def test_own_contexts_say_what_a_rule_keeps(
     assert len(lines) <= 12
     assert "(4 of 8 heads): " in lines[0]
     assert " of the cache for a loss of 0.05 nats per token (predicted loss " in lines[0]
-    assert ", with a length for each head; " in lines[0]
+    assert ", if heads may keep different numbers of keys; " in lines[0]
     rules = [line.split()[0] for line in lines if "cache  " in line or "all keys" in line]
     assert rules[-1] == "neyman"  # a bound, and no rule that one could run
     assert f": {rules[1]} keeps " in lines[0]

@@ -41,7 +41,7 @@ OUTSIDE = "esscher.commands"
 
 HELP: Any = {"help_option_names": ["-h", "--help"]}
 SETTINGS: Any = {"rich_markup_mode": "markdown", "context_settings": HELP}
-TYPES = {bool: "", int: "INTEGER", float: "NUMBER", Path: "PATH"}  # in help; others are TEXT
+TYPES = {bool: "", int: "INTEGER", float: "NUMBER", Path: "PATH", list[Path]: "PATH"}  # else TEXT
 
 
 class Root(TyperGroup):
@@ -96,7 +96,8 @@ def _plain_types(command: Any) -> None:
             flag._get_number_range_help_str = str  # type: ignore[method-assign]
         else:
             flag.display_type_rich = lambda ctx, plain=plain: plain
-        if flag.show_default and (shown := flag.opts[0] if flag.default is True else flag.default):
+        shown = flag.opts[0] if flag.default is True else flag.default
+        if flag.show_default and shown not in (None, "") and shown is not False:
             flag.help = f"{flag.help.rstrip('.')} (default: {shown})."
             flag.show_default = False
 

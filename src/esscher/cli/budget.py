@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 RULE = "Eviction rule, e.g. snapkv or sinks:4+recent (default: every rule)."
 EPSILON = (
-    f"Relative error of a head's output to allow (default: {ALLOWED:g} where there is no loss)."
+    "Relative error of each head's output to allow, instead of a loss (default:"
+    f" {ALLOWED:g} in a model without a language head)."
 )
 TOTAL = "Keys to split between all key-value heads."
 KVPRESS = "New .npy file for kvpress: the best split at every share to drop."
@@ -96,19 +97,24 @@ def budget(
 
 def _rule_answer(found: Budget, run: Run) -> tuple[list[str], pd.DataFrame, list[str], str]:
     """What each split of one rule keeps, the keys of each key-value head, the next command."""
-    from esscher.probe.budget import per_query
+    from esscher.probe.budget import BEST, CUT, OWN, UNIFORM, per_query
     from esscher.report.words import compress_command
 
-    asked = found.asked
+    asked, reads = found.asked, per_query(found.rule)
+    how = {OWN: "with every head at this error", UNIFORM: "if all keep the same share"}
+    how |= {CUT: "with one cut", BEST: "in the best split"}
+    of = " of them" if reads else " of the cache"
+    what = "the cache holds all keys, and each query reads" if reads else "it keeps"
     told = ", ".join(
-        f"{row['split']} {row['ratio']:.1%} at an error of {row['error']:.1%}"
-        for row in found.totals.to_dict("records")
+        f"{row['ratio']:.1%}{of * (i == 0)} {how[row['split']]}"
+        + f" (error {row['error']:.1%})" * (asked.epsilon is None)
+        for i, row in enumerate(found.totals.to_dict("records"))
     )
-    reads = " (what a query reads: the cache holds all)" if per_query(found.rule) else ""
-    sentence = f"{found.rule}{reads} for {asked.words} keeps of the cache: {told}; {found.part}."
+    sentence = f"{found.rule} for {asked.words}: {what} {told}; {found.part}."
     hidden = ["heads", "n_keys", *(["best_split"] if asked.epsilon is None else [])]
     rows = found.caches.drop(columns=hidden).sort_values("keys", ascending=False, kind="stable")
-    flag = "" if asked.epsilon is None else f"--epsilon {asked.epsilon:g} "
+    asking = ((name, getattr(asked, name)) for name in ("epsilon", "kl"))
+    flag = "".join(f"--{name} {value:g} " for name, value in asking if value is not None)
     following = f"esscher budget {run.path} {flag}--rule {found.rule} --json > budget.json"
     if asked.kl is not None and not reads:
         following = compress_command(run, found.rule, asked.kl)

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def converge(
-    preset: Annotated[str | None, typer.Argument(help="Name of a preset, or a YAML file.")] = None,
+    preset: Annotated[
+        str | None, typer.Argument(help="A preset that --list names, or a YAML file.")
+    ] = None,
     n: Annotated[str | None, option(ExperimentSpec, "n")] = None,
     repeats: Annotated[int | None, option(ExperimentSpec, "repeats", default="preset's")] = None,
     metrics: Annotated[str | None, option(ExperimentSpec, "metrics", default="mean,cov,l2")] = None,

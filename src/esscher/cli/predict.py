@@ -33,7 +33,7 @@ class PredictSpec(Plain):
     head: HeadSpec = HeadSpec()
     n: Ladder = Field(
         default_factory=lambda: read_ladder("10:1e12:12"),
-        description="token numbers: 1e3:1e12, 1e3:1e12:40 or 100,1000",
+        description="numbers of tokens: 1e3:1e12, 1e3:1e12:40 or 100,1000",
     )
     queries: Count = Field(
         default=256, description="queries drawn where their law cannot be integrated"

@@ -174,9 +174,9 @@ def fit(
     everything: options.All = False,
     as_json: options.Json = False,
 ) -> None:
-    """Fit error ~ constant * n^-exponent to the stored curves of a run again.
+    """Fit a rate, error ~ constant * n^-exponent, to the stored curves of a run.
 
-    The exponents that a probe stored, with intervals for more text, are in its table heads.
+    The exponents that a probe found itself, with intervals for more text, are in its table heads.
 
     Example: esscher fit runs/mine --window 100:10000
     """

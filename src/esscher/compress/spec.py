@@ -90,8 +90,8 @@ class CompressSpec(RunSpec):
     needle_kinds: tuple[Literal["single", "several", "distractor"], ...] = Field(
         default=("single", "several", "distractor"),
         description=(
-            "single (one fact), several (four facts, all asked for), distractor (a fact beside a"
-            " similar one); may be repeated"
+            "kinds of planted facts: single (one fact), several (four facts, all asked for),"
+            " distractor (a fact beside a similar one); may be repeated (default: all three)"
         ),
     )
     check: bool = Field(
@@ -100,7 +100,7 @@ class CompressSpec(RunSpec):
     when: Literal["auto", "cache", "every"] = Field(
         default="auto",
         description=(
-            "cache (compress the cache after the prompt), every (each query keeps its own keys;"
+            "when keys are dropped: cache (once, after the prompt), every (at every query, for"
             " encoders) or auto"
         ),
     )
@@ -126,7 +126,9 @@ class CompressSpec(RunSpec):
     )
     together: bool = Field(
         default=False,
-        description="also the exact error of each layer when its heads lose the same random keys",
+        description=(
+            "also compute the exact error of each layer when its heads lose the same random keys"
+        ),
     )
     dtype: Literal["float32", "float64", "bfloat16", "float16"] = Field(
         default="float32", description="floating point of the model"

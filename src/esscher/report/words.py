@@ -346,7 +346,8 @@ def cache_answer(
             loss = f"predicted loss {interval(best, 'nats', 'nats_low', 'nats_high')} nats"
         sentences = [
             f"{what}: {best['rule']} keeps {best['ratio']:.1%} of the cache for {asked} ({loss}),"
-            f" with a length for each head; {best['uniform']:.1%} with equal shares."
+            " if heads may keep different numbers of keys;"
+            f" {best['uniform']:.1%} if all keep the same share."
         ]
         following += f" --rule {best['rule']}"
         if kl is not None:
@@ -404,7 +405,7 @@ def _limiting(run: Run, best: Mapping[str, Any] | None) -> str:
     if not losses.sum() > 0:
         return ""
     (layer, head), share = losses.idxmax(), losses.max() / losses.sum()
-    return f" Most of the loss: layer {layer}, kv head {head} ({share:.0%} of it)."
+    return f" Largest loss: layer {layer}, kv head {head} ({share:.0%} of all)."
 
 
 def _heads_answer(run: Run, measured: Any, what: str) -> Answer:
@@ -524,7 +525,7 @@ def runs_on(rule: str, split: str) -> str:
         return "attention that takes a weight for each kept key"
     if split in ("uniform", "pages"):
         return ANY_CACHE
-    return "a cache with a length for each head"
+    return "a cache whose heads hold different numbers of keys"
 
 
 def model_name(run: Run) -> str:

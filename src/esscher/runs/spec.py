@@ -57,7 +57,7 @@ class RunSpec(Plain):
     seed: Seed = 0
     device: str = Field(default="cpu", description="device, e.g. cpu or cuda:0")
     dtype: str = Field(default="float64", description="floating-point type of the computation")
-    threads: int = Field(default=1, ge=1, le=MOST_THREADS, description="threads of each unit")
+    threads: int = Field(default=1, ge=1, le=MOST_THREADS, description="threads of each process")
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values, defaults included."""

@@ -37,7 +37,7 @@ Number = float | int  # counts arrive as whole numbers
 
 REGIMES = {
     "diffuse": f"weight on {DIFFUSE_SHARE:.0%} of the keys or more",
-    "selective": f"weight on less than {DIFFUSE_SHARE:.0%}",
+    "selective": f"weight on fewer than {DIFFUSE_SHARE:.0%} of the keys",
     "frozen": "weight on the few largest scores",
     "sink-dominated": f"{SINK_MASS:.0%} of the weight or more on sink tokens",
     "unknown": "not measured",

@@ -116,10 +116,10 @@ class ExperimentSpec(RunSpec):
     law: Law
     head: HeadSpec = HeadSpec()
     sweep: Sweep | None = None
-    n: Ladder = Field(description="token numbers: 1e3:3e4:12 or 100,1000")
+    n: Ladder = Field(description="numbers of tokens: 1e3:3e4:12 or 100,1000")
     repeats: int = Field(default=100, ge=2, le=1_000_000, description="draws of the tokens")
     metrics: tuple[str, ...] = Field(
-        default=("mean", "cov", "l2"), description="which errors, separated by commas"
+        default=("mean", "cov", "l2"), description="errors to measure, e.g. mean,cov,l2,uniform"
     )
     sampling: Literal["nested", "independent"] = Field(
         default="nested", description="sampling of the tokens: nested or independent"
