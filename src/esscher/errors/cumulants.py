@@ -10,8 +10,12 @@ coefficients are the cumulants kappa_k of a key that is kept with probability p,
 
 which converge for t eps < pi at least. So they are a few sums over keys, of which those with values
 are one product of matrices, in place of sums at every node. A sure key is slow at any t: of its
-cumulants only the first is not 0. The other keys, few where many are kept, are summed at nodes that
-double (esscher.errors.doubling).
+cumulants only the first is not 0. Of the other keys, few where many are kept, the sums of powers
+are found octave by octave of eps: at a node the octaves below ``NEAR`` count by their powers, those
+above key by key, as t doubles from node to node (esscher.errors.doubling).
+
+A ladder of sizes at which the keys left to chance all have one probability shares these sums:
+cumulants are numbers then, and eps changes by a factor.
 
 As sum_j e_j c_j = 0, sum_j p_j eps_j c_j is the same as sum_j (p_j w_j - b) e_j c_j for any b: with
 the b of most keys nothing is left to cancel in float32.
@@ -30,6 +34,7 @@ import torch
 from torch import Tensor
 
 from esscher.errors.integral import TINY, aliasing
+from esscher.errors.scatter import FAST, mix
 
 if TYPE_CHECKING:
     from esscher.errors.doubling import Keys
@@ -42,93 +47,126 @@ ACCURACY = aliasing(DOUBLE) / 2 + TOL
 LOWEST = -6.693294777457927
 DEEPER = 3  # nodes further down, where that is not low enough
 NODES = 64  # of a query at most
-ORDER = 4  # powers of t that are summed
+ORDER = 5  # powers of t that are summed
 FEWER = 2e-6  # of the spread: sums with values of powers that count less are left out
 SLOW = 1.0  # t eps at T of a slow key
+# t eps up to which powers count at a node: NEAR, and more where P is below exp(-FADED), in
+# proportion to -log P, up to SLOW
+NEAR, FADED = 0.25, 4.0
+OCTAVES = 10  # of keys that are not slow; beyond them keys count by themselves at every node
 BEYOND = 2.0  # of T: where a sum goes on so far, its T was too small
 LIGHT, LATE = 1e-25, 1e12  # of the largest weight, and of 1 / what is kept: left to float64
 LEAST, MOST, MORE = 16.0, 60.0, 12.0  # bounds of -log of what is nothing, and more of it
-# What is said of a query: what is kept on average, b, T in units of 1 / what is kept; then what
-# pairs and each squared length are over t^2 as t goes to 0.
-KEPT, USUAL, END, START = range(4)
-# Rows that values are summed with: p eps of slow keys, their powers, and (p w - b) e.
-BASE, POWER, FIRST, ROWS = 0, 1, 1 + ORDER, 2 + ORDER
+# Of a query, in units of what is kept on average: that itself, b, T, the first size with a T; of
+# sure keys sum eps and sum eps^2; then of the others sum p eps^2 and, of each squared length,
+# sum p (1 - p) eps^2 |c|^2, without p where one p is for all.
+KEPT, USUAL, END, FROM, SURE, PAIR, CHANCE = range(7)
+# Of a size: eps of keys left to chance, and of sure keys, over those of the first size; what of the
+# first vector the early and the late form have; then pairs and each squared length over t^2 as t
+# goes to 0.
+RATIO, UNIT, EARLY, LATER, START = range(5)
+# Rows that values are summed with: powers of t eps of slow keys at T, and (p w - b) e.
+FIRST, ROWS = ORDER, ORDER + 1
 # Of a node: t, prod D, then pairs and each spread.
 SUMMED = 2
 # 1, 2, 1/2, what t eps stops at, and numbers so small that they are nothing, and their products
 # denormal, which takes processors a hundred times as long: in the precision of the sums
 CONSTANTS = (1.0, 2.0, 0.5, 1000.0, 1e-30)
 SAME = 1e-13  # difference of p w that is rounding
-# sums in any order; infinity and NaN stay what they are
-FAST = {"reassoc", "contract", "arcp", "nsz"}
 
 
-def block(keys: Keys, p: Tensor, w: Tensor | None, least: float = LEAST) -> tuple[Tensor, Tensor]:
-    """E sum p^2 and mean squared errors, (m, 1 + K), and bias, (m, d), of some queries; NaN where
-    float32 does not tell. ``least``: -log of what is nothing.
+def block(
+    keys: Keys,
+    p: Tensor,
+    w: Tensor | None,
+    shares: Tensor | None = None,
+    least: float = LEAST,
+) -> tuple[Tensor, Tensor]:
+    """E sum p^2 and mean squared errors, (m, S, 1 + K), and bias, (m, S, d), of some queries; NaN
+    where float32 does not tell. ``shares`` (S,), rising: the one probability of keys left to
+    chance at each size, p and w being those of the first; w is 1/p or None. ``least``: -log of what
+    is nothing.
     """
     m, lengths, count = keys.squares.shape
     squares, largest = keys.squares.numpy(), keys.largest.numpy()
     weights, factors = keys.weights.numpy(), np.empty((m, 0)) if w is None else w.numpy()
     (relative, chance, theta), rows, fast = _space(threading.get_ident(), m, count)
+    ladder = np.empty(0) if shares is None else shares.numpy()
+    sizes = max(1, ladder.size)
     many = np.zeros(m, dtype=np.int64)
-    numbers, slow = np.zeros((m, START + 1 + lengths)), np.zeros((m, 1 + lengths + 1, ORDER + 1))
-    used = np.zeros(ROWS, dtype=np.bool_)
+    numbers, of_size = (
+        np.zeros((m, CHANCE + 1 + lengths)),
+        np.zeros((m, sizes, START + 1 + lengths)),
+    )
+    slow, used = np.zeros((m, 2 + lengths, ORDER)), np.zeros(ROWS, dtype=np.bool_)
     # fmt: off
     _split(
-        weights, squares, largest, p.numpy(), factors, relative, chance, theta, rows.numpy(), fast,
-        many, numbers, slow, used, least,
+        weights, squares, largest, p.numpy(), factors, ladder, relative, chance, theta,
+        rows.numpy(), fast, many, numbers, of_size, slow, used, least,
     )
     # fmt: on
     sums = keys.drift.new_zeros(ROWS, *keys.drift.shape)
-    some = slice(0 if used[BASE] else 1, int(used[:FIRST].nonzero()[0].max(initial=0)) + 1)
+    some = slice(0 if used[0] else 1, int(used[:FIRST].nonzero()[0].max(initial=0)) + 1)
     total = rows[some].sum(2, keepdim=True).double()
     moved = (rows[some].flatten(0, 1) @ keys.values).double()
     sums[some] = moved.view(-1, *keys.drift.shape) - total * keys.drift
-    first, every = sums[FIRST], torch.arange(m)
     if used[FIRST]:  # in float64: where errors are small, what is kept surely cancels
         at = rows[FIRST].any(0).nonzero()[:, 0]
         e = (keys.scores[:, at] - keys.scores.amax(1, keepdim=True)).exp_()
-        e *= p[:, at] * (1.0 if w is None else w[:, at]) - torch.from_numpy(numbers[:, USUAL, None])
-        first += keys.around(e / torch.from_numpy(numbers[:, KEPT, None]), at)
-    start = torch.from_numpy(numbers[:, START:])
-    start[:, 1:] += keys.lengths(first, every)
-    found, bias = torch.full_like(start, math.nan), torch.zeros_like(keys.drift)
-    low = np.full(m, LOWEST)
-    todo = np.flatnonzero((numbers[:, KEPT] > LIGHT) & (numbers[:, END] < LATE))
+        if shares is None:
+            usual = torch.from_numpy(numbers[:, USUAL, None])
+            e *= p[:, at] * (1.0 if w is None else w[:, at]) - usual
+        else:
+            e *= p[:, at] == 1
+        sums[FIRST] = keys.around(e / torch.from_numpy(numbers[:, KEPT, None]), at)
+    # a size of a query is one number from here on
+    own = torch.arange(m).repeat_interleave(sizes)
+    first = torch.from_numpy(of_size[:, :, EARLY]).reshape(-1, 1) * sums[FIRST][own]
+    start = torch.from_numpy(of_size[:, :, START:]).flatten(0, 1)
+    start[:, 1:] += keys.lengths(first, own)
+    found, bias = torch.full_like(start, math.nan), torch.zeros_like(first)
+    low = np.full(m * sizes, LOWEST)
+    known = (numbers[:, KEPT, None] > LIGHT) & (np.arange(sizes) >= numbers[:, FROM, None])
+    todo, open_ends = np.flatnonzero(known), np.zeros(m * sizes, dtype=np.bool_)
     while len(todo):
         nodes = np.empty((len(todo) * NODES, SUMMED + 1 + lengths))
         vectors, ends = np.empty((len(nodes), first.shape[1])), np.zeros_like(todo)
         # fmt: off
         _march(
-            todo, low, squares, largest, relative, chance, fast, many, numbers, slow,
-            keys.values.numpy(), keys.drift.numpy(), sums.numpy(), nodes, vectors, ends,
+            todo, low, squares, largest, relative, chance, ladder, fast, many, numbers, of_size,
+            slow, keys.values.numpy(), keys.drift.numpy(), sums.numpy(), nodes, vectors, ends,
+            open_ends,
         )
         # fmt: on
         every_node = slice(int(ends.sum()))
         table, vector = torch.from_numpy(nodes[every_node]), torch.from_numpy(vectors[every_node])
-        own = torch.from_numpy(np.repeat(todo, ends))
+        at = torch.from_numpy(np.repeat(todo, ends))
         t, product = table[:, :SUMMED, None].unbind(1)
         terms = table[:, SUMMED:]
-        terms[:, 1:] += keys.lengths(vector, own)
+        terms[:, 1:] += keys.lengths(vector, own[at])
         found[todo], bias[todo] = 0.0, 0.0
-        found.index_add_(0, own, DOUBLE * product * terms)
-        bias.index_add_(0, own, DOUBLE * product * vector)
+        found.index_add_(0, at, DOUBLE * product * terms)
+        bias.index_add_(0, at, DOUBLE * product * vector)
         # Below the first node, at t, the bias has t (B - t G) left. Over these nodes the sum of t
         # is that t, and of t^2 a third of its square; the first node says what B - t G is.
         low_end = torch.from_numpy(np.cumsum(ends) - ends)
         half = 2 * t[low_end] * first[todo] + product[low_end] * vector[low_end]
         bias[todo] += DOUBLE / 3 * half
         below = torch.from_numpy(np.exp(2 * low[todo]))[:, None] * start[todo]
-        found[numbers[:, KEPT] == 0] = math.nan
-        missed = (below > 2 * TOL * found[todo] + TINY).any(1).numpy()
+        missed = (below > 2 * TOL * found[todo] + TINY).any(1).numpy() & ~open_ends[todo]
         todo = todo[missed]
         low[todo] -= DEEPER * DOUBLE
-    again = torch.from_numpy(np.flatnonzero(numbers[:, KEPT] == 0))
+    found[open_ends] = math.nan
+    found, bias = found.view(m, sizes, -1), bias.view(m, sizes, -1)
+    again = np.flatnonzero(open_ends.reshape(m, sizes).any(1))
     if least < MOST and len(again):
-        factor = None if w is None else w[again]
-        more = block(keys.take(again), p[again], factor, least + MORE)
-        found[again], bias[again] = more
+        rest = torch.from_numpy(again)
+        factor = None if w is None else w[rest]
+        more = block(keys.take(rest), p[rest], factor, shares, least + MORE)
+        lost = found[rest].isnan().any(2, keepdim=True)
+        found[rest], bias[rest] = (
+            torch.where(lost, new, old[rest]) for new, old in zip(more, (found, bias), strict=True)
+        )
     return found, bias
 
 
@@ -146,6 +184,7 @@ def _split(
     largest: Any,
     p: Any,
     w: Any,
+    shares: Any,
     relative: Any,
     chance: Any,
     theta: Any,
@@ -153,61 +192,87 @@ def _split(
     fast: Any,
     many: Any,
     numbers: Any,
+    of_size: Any,
     slow: Any,
     used: Any,
     least: float,
 ) -> None:
     """Of each query: eps over what is kept on average and p, (m, N); which keys are fast; T; the
     ``rows`` (ROWS, m, N) that values are summed with, those of slow keys in units of T,
-    and which of them are ``used``; and the series of log D, pairs and spreads.
+    and which of them are ``used``; the series of log D, pairs and spreads; and what changes from
+    size to size.
     """
+    sizes, lengths = of_size.shape[1], squares.shape[1]
+    one_for_all, reweight = shares.size > 0, w.size > 0
     for i in range(len(weights)):
-        factor = w[i] if w.size else w[0]
+        factor, own, last = w[i] if w.size else w[0], numbers[i], sizes
         mean, usual = _mean(weights[i], p[i], factor)
-        numbers[i, KEPT], numbers[i, USUAL] = mean, usual
+        own[KEPT], own[USUAL], own[FROM] = mean, usual, last
         if not mean > LIGHT:
-            numbers[i, KEPT] = math.nan
             continue
         _measure(weights[i], p[i], factor, 1 / mean, usual, relative[i], chance[i], rows[FIRST, i])
-        numbers[i, START] = _dot(chance[i], relative[i], relative[i])
-        nothing = 0.0
-        for k in range(squares.shape[1]):
-            start = _spread(relative[i], chance[i], squares[i, k])
-            numbers[i, START + 1 + k] = start
-            ratio = largest[i, k] / (start + TINY) if start > 0 else 1.0
-            nothing = max(nothing, math.log(2 * max(ratio, 1.0) / TOL))
-        nothing = min(max(nothing, least), MOST)
-        end = nothing
-        while end < LATE:
-            reached = _exponent(relative[i], chance[i], end)
-            if reached >= nothing:
-                break
-            end *= max(1.1, min(nothing / reached, 4.0))
-        numbers[i, END] = end
-        last = SLOW / end
+        own[CHANCE] = _dot(chance[i], relative[i], relative[i])
+        for k in range(lengths):
+            own[CHANCE + 1 + k] = _spread(relative[i], chance[i], squares[i, k])
+        if one_for_all:
+            own[SURE], own[PAIR] = _sure(relative[i], chance[i], rows[FIRST, i])
+            own[CHANCE] = (own[CHANCE] - own[PAIR]) / shares[0]
+            for k in range(lengths):
+                own[CHANCE + 1 + k] /= shares[0] * (1 - shares[0])
+        for s in range(sizes):
+            share = shares[s] if one_for_all else -1.0
+            size, both = of_size[i, s], 1.0
+            size[RATIO], size[UNIT], size[EARLY], size[LATER] = 1.0, 1.0, 1.0, 0.0
+            size[START] = own[CHANCE]
+            if one_for_all:
+                both = share if reweight else share / shares[0]
+                grown = 1.0 if reweight else both
+                size[UNIT] = 1 / (grown * (1 - own[SURE]) + own[SURE])
+                size[RATIO] = size[UNIT] * (shares[0] / share if reweight else 1.0)
+                size[LATER] = size[UNIT]
+                size[EARLY] = size[UNIT] * (1 - (1.0 if reweight else share))
+                both = share * (1 - share)
+                size[START] = share * size[RATIO] ** 2 * own[CHANCE] + size[UNIT] ** 2 * own[PAIR]
+            nothing = 0.0
+            for k in range(lengths):
+                start = both * size[RATIO] ** 2 * own[CHANCE + 1 + k]
+                size[START + 1 + k] = start
+                ratio = largest[i, k] / (start + TINY) if start > 0 else 1.0
+                nothing = max(nothing, math.log(2 * max(ratio, 1.0) / TOL))
+            if last < sizes:
+                continue
+            nothing = min(max(nothing, least), MOST)
+            end = nothing
+            while end < LATE:
+                reached = _exponent(relative[i], chance[i], end, size[RATIO], size[UNIT], share)
+                if reached >= nothing:
+                    own[FROM] = last = s
+                    break
+                end *= max(1.1, min(nothing / reached, 4.0))
+            own[END] = end * size[RATIO]
+        if last == sizes:
+            continue
+        edge = SLOW / own[END]
         # fmt: off
         _powers(
-            relative[i], chance[i], last, end, theta[i], rows[POWER, i], rows[POWER + 1, i],
-            rows[POWER + 2, i], rows[POWER + 3, i],
+            relative[i], chance[i], edge, own[END], one_for_all, theta[i], rows[0, i], rows[1, i],
+            rows[2, i], rows[3, i], rows[4, i],
         )
         # fmt: on
-        _late(theta[i], chance[i], 1 / end, rows[BASE, i])
         for j in range(len(relative[i])):
-            if relative[i, j] > last and 0 < chance[i, j] < 1:
+            if relative[i, j] > edge and 0 < chance[i, j] < 1:
                 fast[i, many[i]] = j
                 many[i] += 1
         used[FIRST] |= _size(rows[FIRST, i]) > 0
-        used[BASE] |= many[i] > 0
+        used[0] |= many[i] > 0
         for k in range(ORDER):
-            slow[i, 0, k + 1] = _sum(rows[POWER + k, i])
-            slow[i, 1, k + 1] = product_of(rows[POWER + k, i], theta[i])
-            for length in range(squares.shape[1]):
-                slow[i, 2 + length, k] = product_of(rows[POWER + k, i], squares[i, length])
-        for k in range(ORDER):
-            counts = (k + 1) * (k + 2) * abs(slow[i, 2, k]) / end**k
-            used[POWER + k] |= counts > FEWER * slow[i, 2, 0]
-        slow[i, 0, 0] = product_of(chance[i], theta[i])
-        slow[i, 1, 0] = _dot(chance[i], theta[i], theta[i])
+            slow[i, 0, k] = _sum(rows[k, i])
+            slow[i, 1, k] = product_of(rows[k, i], theta[i])
+            for length in range(lengths if k else 0):
+                slow[i, 2 + length, k] = product_of(rows[k, i], squares[i, length])
+        for k in range(1, ORDER):
+            counts = k * (k + 1) * abs(slow[i, 2, k]) / own[END] ** (k - 1)
+            used[k] |= counts > FEWER * slow[i, 2, 1]
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=FAST)
@@ -255,18 +320,32 @@ def _spread(relative: Any, p: Any, square: Any) -> float:
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=FAST)
-def _exponent(relative: Any, p: Any, t: float) -> float:
+def _sure(relative: Any, p: Any, row: Any) -> tuple[float, float]:
+    """Sums of eps and eps^2 over sure keys, and their eps alone."""
+    zero = relative[0] - relative[0]
+    total, squares = zero, zero
+    for j in range(p.size):
+        row[j] = relative[j] if p[j] == 1 else zero
+        total += row[j]
+        squares += row[j] * row[j]
+    return np.float64(total), np.float64(squares)
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=FAST)
+def _exponent(relative: Any, p: Any, t: float, ratio: float, unit: float, share: float) -> float:
     """Less than -log prod D: with u = p (1 - x), -log D >= u + u^2 / 2, and 1 / x >= 1 + y + y^2 /
     2, y = t eps.
     """
-    one, half, top, time = np.float32(1.0), np.float32(0.5), np.float32(1e6), np.float32(t)
-    total = one - one
+    one, half, top, zero = np.float32(1.0), np.float32(0.5), np.float32(1e6), np.float32(0.0)
+    time, surely, given = np.float32(t * ratio), np.float32(t * unit), np.float32(share)
+    total = zero
     for j in range(p.size):
+        q = given if share > 0 and p[j] > zero else p[j]
         y = relative[j] * time
         more = min(y, top)
         more += half * more * more
-        u = p[j] * more / (one + more)
-        total += y if p[j] == one else u + half * u * u
+        u = q * more / (one + more)
+        total += relative[j] * surely if p[j] == one else u + half * u * u
     return np.float64(total)
 
 
@@ -276,32 +355,37 @@ def _powers(
     p: Any,
     last: float,
     end: float,
+    one_for_all: bool,
     theta: Any,
+    row: Any,
     second: Any,
     third: Any,
     fourth: Any,
     fifth: Any,
 ) -> None:
-    """t eps of slow keys at T, 0 of others, and its powers times the cumulants."""
+    """t eps of slow keys at T, 0 of others, and its powers times the cumulants; without these, and
+    of keys left to chance alone, where ``one_for_all``.
+    """
     one, two, six, twelve = np.float32(1.0), np.float32(2.0), np.float32(6.0), np.float32(12.0)
-    edge, time = np.float32(last), np.float32(end)
-    for j in range(p.size):
-        own = relative[j] * time if relative[j] <= edge or p[j] == one else one - one
-        square, both = own * own, p[j] * (one - p[j])
-        odd = both * (one - two * p[j])
-        theta[j] = own
-        second[j] = both * square
-        third[j] = odd * square * own
-        fourth[j] = both * (one - six * both) * square * square
-        fifth[j] = odd * (one - twelve * both) * square * square * own
-
-
-@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=FAST)
-def _late(theta: Any, p: Any, unit: float, row: Any) -> None:
-    """p eps of slow keys."""
-    factor = np.float32(unit)
-    for j in range(p.size):
-        row[j] = factor * p[j] * theta[j]
+    edge, time, zero = np.float32(last), np.float32(end), np.float32(0.0)
+    if one_for_all:
+        for j in range(p.size):
+            own = relative[j] * time if relative[j] <= edge and zero < p[j] < one else zero
+            theta[j] = row[j] = own
+            second[j] = own * own
+            third[j] = own * own * own
+            fourth[j] = second[j] * second[j]
+            fifth[j] = second[j] * third[j]
+    else:
+        for j in range(p.size):
+            own = relative[j] * time if relative[j] <= edge or p[j] == one else zero
+            square, both = own * own, p[j] * (one - p[j])
+            odd = both * (one - two * p[j])
+            theta[j], row[j] = own, p[j] * own
+            second[j] = both * square
+            third[j] = odd * square * own
+            fourth[j] = both * (one - six * both) * square * square
+            fifth[j] = odd * (one - twelve * both) * square * square * own
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=FAST)
@@ -344,9 +428,11 @@ def _march(
     largest: Any,
     relative: Any,
     chance: Any,
+    shares: Any,
     fast: Any,
     many: Any,
     numbers: Any,
+    of_size: Any,
     slow: Any,
     values: Any,
     drift: Any,
@@ -354,63 +440,104 @@ def _march(
     nodes: Any,
     vectors: Any,
     ends: Any,
+    open_ends: Any,
 ) -> None:
-    """The nodes of each query to do: t, prod D, pairs and spreads, and the vector."""
-    lengths, width = squares.shape[1], values.shape[1]
+    """The nodes of each size of a query to do: t, prod D, pairs and spreads, and the vector."""
+    lengths, width, sizes = squares.shape[1], values.shape[1], of_size.shape[1]
     constants = np.array(CONSTANTS, dtype=np.float32)
     above, state = np.empty(1 + lengths), np.empty(1 + lengths)
-    moved, factors = np.empty(width, dtype=np.float32), np.empty(ORDER + 1)
-    row = 0
+    moved, factors = np.empty(width, dtype=np.float32), np.empty(ORDER)
+    kappa = np.ones(ORDER)
+    moments = np.empty((OCTAVES + 1, ORDER, width))
+    series = np.empty((OCTAVES + 1, 2 + lengths, ORDER))
+    row, query = 0, -1
     for at in range(len(todo)):
-        i, count = todo[at], many[todo[at]]
-        p, eps = np.empty(count, dtype=np.float32), np.empty(count, dtype=np.float32)
-        square = np.empty((lengths, count), dtype=np.float32)
-        for f in range(count):
-            p[f], eps[f] = chance[i, fast[i, f]], relative[i, fast[i, f]]
-            for k in range(lengths):
-                square[k, f] = squares[i, k, fast[i, f]]
-        term = np.empty(count, dtype=np.float32)
-        t = math.exp(low[i])
-        grown, share, spreading, alive = eps * np.float32(t), p * p, p * p, p * p
-        left, lost = np.exp(-grown), np.expm1(-grown)
+        i, s = todo[at] // sizes, todo[at] % sizes
+        of, size, count = numbers[i], of_size[i, s], many[i]
+        if i != query:
+            query, index = i, fast[i, :count].copy()
+            p, eps = np.empty(count, dtype=np.float32), np.empty(count, dtype=np.float32)
+            square = np.empty((lengths, count), dtype=np.float32)
+            first = _octaves(relative[i], of[END], index)
+            for f in range(count):
+                p[f], eps[f] = chance[i, index[f]], relative[i, index[f]]
+                for k in range(lengths):
+                    square[k, f] = squares[i, k, index[f]]
+            moments[0], series[0] = sums[:ORDER, i], slow[i]
+            # fmt: off
+            _collect(
+                eps, p, square, of[END], shares.size > 0, index, first, values, drift[i],
+                moments, series,
+            )
+            # fmt: on
+            term, grown, share = np.empty_like(p), np.empty_like(p), np.empty_like(p)
+            spreading, alive = np.empty_like(p), np.empty_like(p)
+            left, lost = np.empty_like(p), np.empty_like(p)
+        if shares.size:
+            q = shares[s]
+            p[:] = q
+            both, odd = q * (1 - q), q * (1 - q) * (1 - 2 * q)
+            kappa[0], kappa[1], kappa[2] = q, both, odd
+            kappa[3], kappa[4] = both * (1 - 6 * both), odd * (1 - 12 * both)
+        t, begin, fading = math.exp(low[todo[at]]), count, 0.0
         above[:], state[:] = math.inf, 0.0
         for node in range(NODES):
-            y, power = t / numbers[i, END], 1.0
-            for k in range(ORDER + 1):  # (-1)^k / k! y^(k + 1)
+            y, power = t * size[RATIO] / of[END], 1.0
+            near = min(NEAR * max(1.0, fading / FADED), SLOW)
+            octave = min(max(math.floor(math.log2(near / y)), 0), OCTAVES)
+            before, begin = begin, min(begin, first[octave])
+            for f in range(begin, before):
+                grown[f] = min(t * size[RATIO] * eps[f], 1000.0)
+                left[f], lost[f] = math.exp(-grown[f]), math.expm1(-grown[f])
+            powers, of_keys = moments[octave], series[octave]
+            for k in range(ORDER):  # (-1)^k / k! y^(k + 1) kappa_(k + 1)
                 power *= y / max(k, 1) * (-1.0 if k else 1.0)
-                factors[k] = power
+                factors[k] = power * kappa[k]
             product, pair, sum_late, sum_early = 1.0, 0.0, 0.0, 0.0
-            if count:
+            if begin < count:
+                # fmt: off
                 product, pair, sum_late, sum_early, _ = sums_at_node(
-                    p, grown, lost, left, share, spreading, alive, constants
+                    p[begin:], grown[begin:], lost[begin:], left[begin:], share[begin:],
+                    spreading[begin:], alive[begin:], constants,
                 )
-            log = 0.0
-            for k in range(ORDER + 1):
-                log -= factors[k] / (k + 1) * slow[i, 0, k]
-                pair += factors[k] * y * slow[i, 1, k]
+                # fmt: on
+            log = -t * size[UNIT] * of[SURE]
+            pair += (t * size[UNIT]) ** 2 * of[PAIR]
+            for k in range(ORDER):
+                log -= factors[k] / (k + 1) * of_keys[0, k]
+                pair += factors[k] * y * of_keys[1, k]
             product *= math.exp(min(log, 0.0))
+            fading = -2 * math.log(max(product, TINY))
             is_late = sum_late < -sum_early
             own, total = vectors[row], 0.0
             moved[:] = 0
-            if count:
-                store(share, p, lost, left, is_late, constants, term)
-                _mix(term, values, fast[i], moved)
+            if begin < count:
+                store(
+                    share[begin:],
+                    p[begin:],
+                    lost[begin:],
+                    left[begin:],
+                    is_late,
+                    constants,
+                    term[begin:],
+                )
+                _mix(term[begin:], values, index[begin:], moved)
                 total = sum_late if is_late else sum_early
             for c in range(width):
-                own[c] = t * sums[BASE if is_late else FIRST, i, c]
+                own[c] = t * size[LATER if is_late else EARLY] * sums[FIRST, i, c]
                 own[c] += moved[c] - total * drift[i, c]
-                for k in range(1, ORDER + 1):
-                    own[c] += factors[k] * sums[POWER + k - 1, i, c]
+                for k in range(0 if is_late else 1, ORDER):
+                    own[c] += factors[k] * powers[k, c]
             nodes[row, 0], nodes[row, 1] = t, product
             done = True
             for k in range(1 + lengths):
                 found, most = pair, 1.0
                 if k:
                     found, most = 0.0, largest[i, k - 1]
-                    if count:
-                        found = product_of(spreading, square[k - 1])
-                    for j in range(ORDER):
-                        found += factors[j] * y * slow[i, 1 + k, j]
+                    if begin < count:
+                        found = product_of(spreading[begin:], square[k - 1, begin:])
+                    for j in range(1, ORDER):  # (-1)^(j - 1) / (j - 1)! y^(j + 1)
+                        found -= factors[j] * j * of_keys[1 + k, j]
                 nodes[row, SUMMED + k] = found
                 state[k] += DOUBLE * product * found
                 done = done and above[k] <= TOL * state[k] + TINY
@@ -419,12 +546,76 @@ def _march(
             ends[at] = node + 1
             if done:
                 break
-            if t > BEYOND * numbers[i, END] or node == NODES - 1:
-                numbers[i, KEPT] = 0.0  # not known
+            if y > BEYOND or node == NODES - 1:
+                open_ends[todo[at]] = True  # not known
                 break
             t *= 2
-            if count:
-                double(grown, lost, left, constants)
+            if begin < count:
+                double(grown[begin:], lost[begin:], left[begin:], constants)
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def _octaves(relative: Any, end: float, index: Any) -> Any:
+    """Sort keys by octaves of t eps at T, from 1 on; the first key above each edge 1, 2, 4, ..., of
+    the last all that are left.
+    """
+    octave, order = np.empty(index.size, dtype=np.int64), index.copy()
+    first = np.zeros(OCTAVES + 2, dtype=np.int64)
+    for f in range(index.size):
+        above = math.frexp(relative[index[f]] * end)[1] - 1
+        octave[f] = min(max(above, 0), OCTAVES)
+        first[octave[f] + 1] += 1
+    for k in range(OCTAVES + 1):
+        first[k + 1] += first[k]
+    place = first.copy()
+    for f in range(index.size):
+        index[place[octave[f]]] = order[f]
+        place[octave[f]] += 1
+    return first
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def _collect(
+    eps: Any,
+    p: Any,
+    square: Any,
+    end: float,
+    one_for_all: bool,
+    index: Any,
+    first: Any,
+    values: Any,
+    drift: Any,
+    moments: Any,
+    series: Any,
+) -> None:
+    """Add the keys of each octave to the sums of powers of those below."""
+    lengths, most = len(square), first[OCTAVES]
+    theta, rows = np.empty(most, dtype=np.float32), np.empty((ORDER, most), dtype=np.float32)
+    # fmt: off
+    _powers(
+        eps[:most], p[:most], math.inf, end, one_for_all, theta, rows[0], rows[1], rows[2], rows[3],
+        rows[4],
+    )
+    # fmt: on
+    moved = np.empty((ORDER, values.shape[1]), dtype=np.float32)
+    for octave in range(OCTAVES):
+        begin, stop = first[octave], first[octave + 1]
+        moments[octave + 1], series[octave + 1] = moments[octave], series[octave]
+        if begin == stop:
+            continue
+        moved[:] = 0
+        mix(rows[1:, begin:stop], index[begin:stop], values, moved[1:])
+        _mix(rows[0, begin:stop], values, index[begin:stop], moved[0])
+        for k in range(ORDER):
+            own = rows[k, begin:stop]
+            total = _sum(own)
+            series[octave + 1, 0, k] += total
+            series[octave + 1, 1, k] += product_of(own, theta[begin:stop])
+            for length in range(lengths if k else 0):
+                part = product_of(own, square[length, begin:stop])
+                series[octave + 1, 2 + length, k] += part
+            for c in range(values.shape[1]):
+                moments[octave + 1, k, c] += moved[k, c] - total * drift[c]
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=FAST)

@@ -51,6 +51,12 @@ class QueryErrors:
         known = {name: getattr(self, name) for name in (*AT_EACH_N, *OF_A_QUERY)}
         return replace(self, **{name: x[rows] for name, x in known.items() if x is not None})
 
+    def at(self, place: int) -> QueryErrors:
+        """The errors at one n."""
+        known = {name: getattr(self, name) for name in AT_EACH_N}
+        one = slice(place, place + 1)
+        return replace(self, **{name: x[:, one] for name, x in known.items() if x is not None})
+
 
 AT_EACH_N = ("mse", "sum_p2", "bias", "dmse_dlogn", "second_moment", "nats")
 OF_A_QUERY = ("limit", "delta", "clusters")

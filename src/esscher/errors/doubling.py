@@ -20,6 +20,7 @@ keys need no nodes: esscher.errors.cumulants.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -39,7 +40,7 @@ from esscher.errors.cumulants import (
     store,
     sums_at_node,
 )
-from esscher.errors.curve import QueryErrors, merged
+from esscher.errors.curve import QueryErrors, merged, side_by_side
 from esscher.errors.integral import HIGHEST, LEAST, TINY, aliasing, as_numpy, march
 from esscher.errors.scatter import in_threads
 
@@ -146,10 +147,11 @@ class Keys(NamedTuple):
         return some._replace(values=self.near, squares=some.squares.double(), weights=none)
 
     def relative(self, found: QueryErrors) -> npt.NDArray[np.float64]:
-        """Mean squared errors (m,) relative to the largest squares, the smallest of K."""
+        """Mean squared errors (m, S) relative to the largest squares, the smallest of K."""
         known = [found.mse] if found.nats is None else [found.mse, 2 * found.nats]
-        size = as_numpy(self.largest) * np.square(self.units)
-        return np.asarray((np.hstack(known) / np.maximum(size, TINY)).min(axis=1))
+        size = np.maximum(as_numpy(self.largest) * np.square(self.units), TINY)
+        least = [x / own[:, None] for x, own in zip(known, size.T, strict=True)]
+        return np.asarray(np.min(least, axis=0))
 
     def take(self, rows: slice | Tensor) -> Keys:
         """Of some of the queries."""
@@ -181,10 +183,18 @@ class Keys(NamedTuple):
         return weight @ self.near[columns] - weight.sum(1, keepdim=True) * self.drift
 
 
-def doubling_errors(keys: Keys, p: Tensor, w: Tensor | None = None) -> QueryErrors:
+def doubling_errors(
+    keys: Keys, p: Tensor, w: Tensor | None = None, shares: Tensor | None = None
+) -> QueryErrors:
     """Errors at one n, p and w (m, N); of ``single`` keys to a relative 5e-5 of the rms error, and
     faster. Of keys with ``behind`` also the errors in nats.
+
+    ``shares`` (S,), rising, in (0, 1): at S sizes the same keys are left to chance, at each with
+    one probability; p and w, 1/p or None, are those of the first.
     """
+    if shares is not None and not keys.single:
+        sizes = (at_share(p, w, share) for share in shares)
+        return side_by_side([doubling_errors(keys, *size) for size in sizes])
     p, w = p.double(), None if w is None else w.double()
     single, compiled, units = keys.single, p.device.type == "cpu", keys.units
     some = max(1, ELEMENTS // (CHUNK * p.shape[1]))
@@ -193,27 +203,52 @@ def doubling_errors(keys: Keys, p: Tensor, w: Tensor | None = None) -> QueryErro
 
     def task(begin: int) -> tuple[Tensor, Tensor]:
         rows = slice(begin, begin + some)
-        block = cumulants.block if single else _block if compiled else in_tensors
-        return block(keys.take(rows), p[rows], None if w is None else w[rows])
+        given = keys.take(rows), p[rows], None if w is None else w[rows]
+        if single:
+            return cumulants.block(*given, shares)
+        numbers, bias = (_block if compiled else in_tensors)(*given)
+        return numbers[:, None], bias[:, None]
 
     blocks = range(0, len(p), some)
     parts = in_threads(task, blocks) if compiled else [task(begin) for begin in blocks]
     numbers, bias = (as_numpy(torch.cat(column)) for column in zip(*parts, strict=True))
     found = QueryErrors(
-        mse=numbers[:, 1:2] * units[0] ** 2,
-        sum_p2=numbers[:, :1],
+        mse=numbers[:, :, 1] * units[0] ** 2,
+        sum_p2=numbers[:, :, 0],
         limit=as_numpy(keys.drift) * units[0],
         delta=np.full(len(p), np.nan),
-        bias=bias[:, None] * units[0],
+        bias=bias * units[0],
         accuracy=cumulants.ACCURACY if single else aliasing(DOUBLE / SEQUENCES) / 2 + TOL,
-        nats=None if keys.behind is None else numbers[:, 2:] * units[1] ** 2 / 2,
+        nats=None if keys.behind is None else numbers[:, :, 2] * units[1] ** 2 / 2,
     )
-    left = np.asarray(np.isnan(numbers).any(1))
-    if not left.any():
-        return found
-    rows = torch.from_numpy(np.flatnonzero(left))
-    exact = doubling_errors(keys.exact(rows), p[rows], None if w is None else w[rows])
-    return merged(left, exact, found.take(np.flatnonzero(~left)))
+    left = np.asarray(np.isnan(numbers).any(2))
+    return with_exact(found, left, keys.exact, p, w, shares)
+
+
+def with_exact(
+    found: QueryErrors,
+    left: npt.NDArray[np.bool_],
+    exact: Callable[[Tensor], Keys],
+    p: Tensor,
+    w: Tensor | None,
+    shares: Tensor | None,
+) -> QueryErrors:
+    """The errors, those in ``left`` (m, S) in float64: of ``exact`` keys of these queries."""
+    parts = []
+    for s, own in enumerate(left.T) if left.any() else ():
+        part, rows = found.at(s), torch.from_numpy(np.flatnonzero(own)).to(p.device)
+        if len(rows):
+            some = p[rows], None if w is None else w[rows]
+            some = some if shares is None else at_share(*some, shares[s])
+            part = merged(own, doubling_errors(exact(rows), *some), part.take(np.flatnonzero(~own)))
+        parts.append(part)
+    return side_by_side(parts) if parts else found
+
+
+def at_share(p: Tensor, w: Tensor | None, share: Tensor) -> tuple[Tensor, Tensor | None]:
+    """p and w where keys left to chance have this probability."""
+    p = torch.where((p > 0) & (p < 1), share, p)
+    return p, None if w is None else torch.where(p > 0, 1 / p, 1.0)
 
 
 def _block(keys: Keys, p: Tensor, w: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -32,8 +32,8 @@ from torch import Tensor
 
 from esscher.attention.head import Head
 from esscher.attention.limit import limit
-from esscher.errors.curve import ErrorCurve, QueryErrors, concatenate, merged, side_by_side
-from esscher.errors.doubling import Behind, Keys, doubling_errors
+from esscher.errors.curve import ErrorCurve, QueryErrors, concatenate, side_by_side
+from esscher.errors.doubling import Behind, Keys, doubling_errors, with_exact
 from esscher.errors.integral import error_from_nodes, line_nodes
 from esscher.errors.scatter import in_threads
 from esscher.inputs import as_counts, generator_for
@@ -94,15 +94,29 @@ class KeepErrors:
     def _by_chance(
         self, rule: Rule, counts: Sequence[int | None], nats: bool
     ) -> tuple[QueryErrors, Tensor]:
-        """The errors, and the keys (m, S) that each query keeps on average."""
+        """The errors, and the keys (m, S) that each query keeps on average; sizes at which keys are
+        left to chance with one probability are found together.
+        """
+        single = any(isinstance(part, Chance) for part in rule.parts)
+        single = single and self.context.dtype != torch.float64
+        shares = rule.shares(self.asked, counts) if single else None
+        begin = end = len(counts)
+        if shares is not None:
+            begin, end = int((shares <= 0).sum()), int((shares < 1).sum())
+        alone = [*counts[:begin], *counts[begin:end][:1], *counts[end:]]
         found, sizes = [], []
-        by_chance = any(isinstance(part, Chance) for part in rule.parts)
-        for kept in rule.ladder(self.asked, counts):
+        for i, kept in enumerate(rule.ladder(self.asked, alone)):
             p = self._and_others(kept.probability)
             weight = None if kept.weight is None else self._and_others(kept.weight)
-            found.append(self._by_key(p, weight, nats, by_chance))
-            sizes.append(kept.size)
-        return side_by_side(found), torch.stack(sizes, dim=1)
+            if shares is None or not begin == i < end:
+                found.append(self._by_key(p, weight, None, nats, single))
+                sizes.append(kept.size[:, None])
+                continue
+            found.append(self._by_key(p, weight, shares[begin:end], nats, single))
+            sure = kept.sure.sum(1, keepdim=True)
+            left = (kept.probability > 0).sum(1, keepdim=True) - sure
+            sizes.append(sure + left * shares[begin:end])
+        return side_by_side(found), torch.cat(sizes, dim=1)
 
     def _ranked(
         self, rule: Rule, counts: Sequence[int | None], nats: bool
@@ -122,20 +136,19 @@ class KeepErrors:
             found = replace(found, nats=((found.bias @ metric) * found.bias).sum(2) / 2)
         return found, sizes
 
-    def _by_key(self, p: Tensor, w: Tensor | None, nats: bool, by_chance: bool) -> QueryErrors:
+    def _by_key(
+        self, p: Tensor, w: Tensor | None, shares: Tensor | None, nats: bool, single: bool
+    ) -> QueryErrors:
         """To the accuracy of the inputs, and faster, where these are float32 and many; errors so
         small that float32 does not have their parts in float64.
         """
-        single = by_chance and self.context.dtype != torch.float64 and p.numel() > FEW_PAIRS
+        single = single and p.numel() > FEW_PAIRS
         keys = self._keys(single, nats)
-        found = doubling_errors(keys, p, w)
-        few = keys.relative(found) < SMALL if single else np.zeros(len(p), dtype=bool)
-        if not few.any():
+        found = doubling_errors(keys, p, w, shares)
+        if not single:
             return found
-        rows = torch.from_numpy(np.flatnonzero(few))
-        own = None if w is None else w[rows.to(w.device)]
-        exact = doubling_errors(self._keys(False, nats).take(rows), p[rows.to(p.device)], own)
-        return merged(few, exact, found.take(np.flatnonzero(~few)))
+        exact = self._keys(False, nats).take
+        return with_exact(found, keys.relative(found) < SMALL, exact, p, w, shares)
 
     def _keys(self, single: bool, nats: bool) -> Keys:
         if (single, nats) not in self._made:

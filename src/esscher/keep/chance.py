@@ -49,6 +49,7 @@ class Random(Chance):
     """
 
     name: ClassVar[str] = "random"
+    one_for_all = True
     share: float | None = None
     reweight: bool = False
 

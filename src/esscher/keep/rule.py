@@ -149,6 +149,20 @@ class Rule(ABC):
             weight = (p == 0).double().add_(p).reciprocal_() if reweight else None
             yield Inclusion(p, weight)
 
+    def shares(self, context: Context, counts: Sequence[int | None]) -> Tensor | None:
+        """The probability (S,) of the keys that are left to chance at each n of a rising ladder;
+        None where it differs from key to key.
+        """
+        chances = [part for part in self.parts if isinstance(part, Chance)]
+        if len(chances) != 1 or chances[0] is not self.free or not chances[0].one_for_all:
+            return None
+        held = self.start(context, counts)
+        rest, kept = context.visible & ~held, held.sum(1).double()
+        found = torch.stack(
+            [chances[0].probability(context, rest, (n or 0) - kept) for n in counts]
+        )
+        return found.to(rest.device) if bool((found.diff() > 0).all()) else None
+
     def start(self, context: Context, counts: Sequence[int | None]) -> Tensor:
         """The keys that parts with numbers keep, (m, N), after a check of every n of a ladder."""
         for n in counts:
@@ -321,6 +335,7 @@ class Chance(Part):
 
     reweight: bool
     shared: bool = False  # whether one draw of a key serves all queries
+    one_for_all: ClassVar[bool] = False  # whether all keys have one probability
 
     @abstractmethod
     def probability(self, context: Context, rest: Tensor, wanted: Tensor | None) -> Tensor:

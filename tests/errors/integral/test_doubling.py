@@ -5,6 +5,7 @@ by key.
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -135,6 +136,37 @@ def test_all_queries_are_answered_in_the_end(text: str) -> None:
         np.testing.assert_allclose(curve.queries.mse, exact.mse, rtol=2e-4)
         size = 1e-4 * float(np.sqrt(exact.mse.min()))
         np.testing.assert_allclose(curve.queries.bias, exact.bias, atol=size)
+
+
+@pytest.mark.parametrize("sharpness", [0.5, 3.0])
+@pytest.mark.parametrize("text", ["random", "topk:20+random:reweight", "sinks:4+recent:9+random"])
+def test_sizes_of_one_probability_are_found_together(text: str, sharpness: float) -> None:
+    """Each as by itself; also the fewest, which leave nothing to chance, all keys, and numbers that
+    the kept keys alone do not reach. Errors in nats are half of those of values L'v.
+    """
+    seen, rule = context(sharpness), keep.parse(text)
+    root = torch.randn(24, 24, generator=torch.Generator().manual_seed(8)).double()
+    felt = replace(seen, metric=(root @ root.T)[None], heads=torch.zeros(8, dtype=torch.int64))
+    n = [rule.least(seen), 30, 50, 100, 200, 512, 1000, 1024]
+    curve = KeepErrors(felt).curve(rule, n, details=True, nats=True)
+    found = curve.queries
+    assert found is not None
+    assert found.bias is not None
+    assert found.nats is not None
+    for j, count in enumerate(n):
+        kept = rule.include(seen, count)
+        exact, behind = (
+            inclusion_error(seen.scores, v, kept.probability, kept.weight)
+            for v in (seen.v, seen.v.double() @ root)
+        )
+        np.testing.assert_allclose(found.mse[:, j], exact.mse[:, 0], rtol=2e-4, atol=1e-14)
+        np.testing.assert_allclose(found.nats[:, j], behind.mse[:, 0] / 2, rtol=2e-4, atol=1e-13)
+        np.testing.assert_allclose(found.sum_p2[:, j], exact.sum_p2[:, 0], rtol=2e-4)
+        assert exact.bias is not None
+        size = 1e-4 * float(np.sqrt(exact.mse.max())) + 1e-13
+        np.testing.assert_allclose(found.bias[:, j], exact.bias[:, 0], atol=size)
+        assert curve.kept is not None
+        assert curve.kept[j] == pytest.approx(float(kept.size.mean()))
 
 
 @pytest.mark.parametrize("text", ["neyman", "topk:900+random:reweight", "topk:900+random"])
