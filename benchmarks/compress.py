@@ -52,7 +52,8 @@ def main() -> list[str]:
         sizes = (1, shape.kv_heads, CONTEXT)
         cache.update(torch.randn(*sizes, shape.width), torch.randn(*sizes, shape.value_width), i)
     every = {i: torch.rand(layer.keys.shape[1:3]) < KEEP for i, layer in enumerate(cache.layers)}
-    small = kept_cache(cache, every)
+    weight = {i: torch.full(rows.shape, 2.0) for i, rows in every.items()}
+    small = kept_cache(cache, every, weight=weight)
 
     def decode(cache: Any) -> None:
         with torch.no_grad():

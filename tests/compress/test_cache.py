@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -22,10 +24,15 @@ def text_of(model: str) -> Text:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_the_cache_computes_what_the_masked_model_does(model: str) -> None:
-    """Ragged heads, sliding windows, sink logits, grouped heads; then tokens one at a time."""
+    """Ragged heads, sliding windows, sink logits, grouped heads, weights of keys; then tokens one
+    at a time.
+    """
     text = text_of(model)
     rule = text.source.rules["fisher"]
     choice = choose(text.prompt, rule, 0.4, "cut")
+    state = torch.Generator().manual_seed(1)
+    weight = {n: 0.5 + 2 * torch.rand(x.shape, generator=state) for n, x in choice.kept.items()}
+    choice = replace(choice, weight=weight)
     counts = {int(row.sum()) for rows in choice.kept.values() for row in rows}
     assert len(counts) > 1
     wanted = text.decode(lambda call: text.left(choice, call)).logits[0]
@@ -34,9 +41,9 @@ def test_the_cache_computes_what_the_masked_model_does(model: str) -> None:
     use_kept(language)
     try:
         with torch.no_grad():
-            cache = kept_cache(text.prompt.held.cache, choice.kept)
+            cache = kept_cache(text.prompt.held.cache, choice.kept, weight=weight)
             found = language(input_ids=ids, past_key_values=cache).logits[0]
-            one = kept_cache(text.prompt.held.cache, choice.kept)
+            one = kept_cache(text.prompt.held.cache, choice.kept, weight=weight)
             steps = [
                 language(input_ids=token[None], past_key_values=one).logits[0] for token in ids.T
             ]

@@ -33,13 +33,13 @@ def pressed(press: Any, text: Text) -> Any:
 
 def test_a_cache_that_is_smaller_for_every_head(text: Text) -> None:
     """The keys that es.compress keeps, and the logits of a decode on them."""
-    press = EsscherPress(0.5, split="uniform", sinks=1, recent=2)
+    press = EsscherPress(0.5, "fisher", "uniform", sinks=1, recent=2)
     cache, model = pressed(press, text), text.source.loaded.model
     ids = text.ids[:, text.tokens :]
     before = model.config._attn_implementation
     try:
         kept = es.compress(
-            model, text.ids[:, : text.tokens], 0.5, split="uniform", sinks=1, recent=2
+            model, text.ids[:, : text.tokens], 0.5, None, "fisher", "uniform", sinks=1, recent=2
         )
         for mine, theirs in zip(kept.layers, cache.layers, strict=True):
             assert theirs.keys.shape[2] == text.tokens // 2
@@ -54,6 +54,19 @@ def test_a_cache_that_is_smaller_for_every_head(text: Text) -> None:
     with torch.no_grad():
         found = model(input_ids=ids, past_key_values=cache, position_ids=places).logits
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_a_refit_for_kvpress_changes_values_alone(text: Text) -> None:
+    """Its attention knows no weights of keys."""
+    press = EsscherPress(0.5, split="uniform", sinks=1, recent=2)
+    cache = pressed(press, text)
+    assert press.found is not None
+    choice = press.found.choice
+    assert all(bool((rows == 1).all()) for rows in choice.weight.values())
+    values = choice.values[0][choice.kept[0]].view(cache.layers[0].values.shape)
+    torch.testing.assert_close(cache.layers[0].values, values)
+    before = text.prompt.held.cache.layers[0].values[0][choice.kept[0]]
+    assert float((values.flatten() - before.flatten()).abs().max()) > 1e-3
 
 
 def test_heads_of_different_sizes_are_hidden(text: Text, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,7 @@ def compress(
     what a tokenizer returns, or text (give the tokenizer). Give one of ``keep`` (share of the
     cache, 0.1 keeps a tenth of the keys) and ``kl`` (loss in nats per token that may be added; the
     smallest cache with that predicted loss is made). ``rule``: an eviction rule; with "+refit" at
-    its end the values of kept keys are refitted. ``split``: how heads share the budget.
+    its end the kept keys get new values and a weight. ``split``: how heads share the budget.
     ``cache.compression`` says what was done, with the predicted loss.
 
     ``sinks``, ``recent``: first and last keys that are always kept. ``observe``: last queries that
@@ -92,7 +92,7 @@ def compress(
     held = found.prompt.held
     from esscher.hf.cache import cache_bytes, kept_cache, use_kept  # imports transformers
 
-    cache = kept_cache(held.cache, found.choice.kept, found.choice.values)
+    cache = kept_cache(held.cache, found.choice.kept, found.choice.values, found.choice.weight)
     full = sum(int(found.prompt.held_by(place).sum()) for place in found.prompt.contexts)
     keys = sum(int(rows.sum()) for rows in found.choice.kept.values())
     cache.compression = Compression(
@@ -130,9 +130,11 @@ def choose_keys(
     split: str | None,
     tokenizer: Any,
     settings: Settings,
+    *,
+    weighted: bool = True,
 ) -> Found:
     """Read a prompt, ids (1, P), and choose the keys of its cache; arguments as in
-    :func:`compress`.
+    :func:`compress`. ``weighted``: a refit may give keys a weight.
     """
     if (keep is None) == (kl is None):
         raise ValueError(f"keep, kl: give one of them, got keep={keep} and kl={kl}")
@@ -159,7 +161,8 @@ def choose_keys(
             choice, cost = smallest_share(prompt, made, split, kl, refitted=refitted)
         else:
             generator = torch.Generator().manual_seed(settings.seed)
-            choice = chosen(prompt, made, keep, split, generator, refitted=refitted)
+            how = {"refitted": refitted, "weighted": weighted}
+            choice = chosen(prompt, made, keep, split, generator, **how)
             cost = price(prompt, choice)
     finally:
         for parameter in trainable:

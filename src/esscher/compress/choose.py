@@ -46,13 +46,14 @@ class Choice:
     losses: Mapping[str, float] = field(default_factory=dict)
 
     def sparing(self, last: int) -> Choice:
-        """The same choice where the last keys of the prompt are all kept."""
+        """The same choice where the last keys of the prompt are all kept, with weight 1."""
         if not last:
             return self
         kept = {layer: rows.clone() for layer, rows in self.kept.items()}
-        for rows in kept.values():
-            rows[:, -last:] = True
-        return replace(self, kept=kept)
+        weight = {layer: rows.clone() for layer, rows in self.weight.items()}
+        for rows in (*kept.values(), *weight.values()):
+            rows[:, -last:] = 1
+        return replace(self, kept=kept, weight=weight)
 
     def left(self, call: AttentionCall, drops: Tensor | None = None) -> Kept:
         """What the later queries of a layer see; ``drops``: the query heads that lose keys, by

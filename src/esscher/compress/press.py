@@ -27,7 +27,7 @@ except ImportError:
 class EsscherPress(_Base):  # type: ignore[misc]
     """``compression_ratio``: share of the cache that is removed. ``rule``, ``split``, ``sinks``,
     ``recent``, ``observe``, ``replay``: as in :func:`esscher.compress`. ``tokenizer``: for the
-    instruction of a replay.
+    instruction of a replay. A refit changes values alone: kvpress's attention knows no weights.
 
     Where all heads of a layer keep the same number of keys (``split="uniform"`` or ``"pages"``),
     its cache gets smaller. Else dropped keys are named in ``module.masked_key_indices``, as AdaKV
@@ -79,6 +79,7 @@ class EsscherPress(_Base):  # type: ignore[misc]
                         self.split,
                         self.tokenizer,
                         self.settings,
+                        weighted=False,
                     )
             finally:
                 self._reading = False

@@ -28,12 +28,14 @@ def kept_cache(
     cache: Any,
     kept: Mapping[int, Bool[Tensor, "kv_heads keys"]],
     values: Mapping[int, Float[Tensor, "kv_heads keys width"]] | None = None,
+    weight: Mapping[int, Float[Tensor, "kv_heads keys"]] | None = None,
 ) -> Any:
     """A transformers cache with the kept keys of a prefilled one.
 
     ``kept``: for each layer the keys that each key-value head keeps; a layer that is left out keeps
-    all. ``values``: other values for the keys (refitted ones). The old cache is not changed. Models
-    read the new one with the attention implementation ``esscher_kept`` (:func:`use_kept`).
+    all. ``values``: other values for the keys (refitted ones). ``weight``: how much each key counts
+    in the softmax, where that is not 1. The old cache is not changed. Models read the new one with
+    the attention implementation ``esscher_kept`` (:func:`use_kept`).
     """
     layers: list[Any] = []
     for number, old in enumerate(cache.layers):
@@ -41,17 +43,19 @@ def kept_cache(
         if choice is None:
             choice = torch.ones(old.keys.shape[1:3], dtype=torch.bool)
         value = old.values if values is None or number not in values else values[number][None]
-        layers.append(KeptLayer(old.keys, value.to(old.values.dtype), choice))
+        factor = None if weight is None else weight.get(number)
+        layers.append(KeptLayer(old.keys, value.to(old.values.dtype), choice, factor))
     return Cache(layers=layers)
 
 
 def cache_bytes(cache: Any) -> int:
-    """Bytes of the keys and values that a cache holds."""
-    total = 0
+    """Bytes of the keys and values that a cache holds, and of their weights."""
+    held = []
     for layer in cache.layers:
-        pairs = layer.held() if hasattr(layer, "held") else [(layer.keys, layer.values)]
-        total += sum(x.numel() * x.element_size() for pair in pairs for x in pair)
-    return total
+        kept = isinstance(layer, KeptLayer)
+        pairs = layer.held() if kept else [(layer.keys, layer.values)]
+        held += [x for pair in pairs for x in pair] + (layer.biases if kept else [])
+    return sum(x.numel() * x.element_size() for x in held)
 
 
 def use_kept(model: Any) -> None:
@@ -62,19 +66,26 @@ def use_kept(model: Any) -> None:
 
 
 class KeptLayer(DynamicLayer):  # type: ignore[no-untyped-call]
-    """``positions``: for each key-value head, where its kept keys stood in the prompt.
+    """``positions``: for each key-value head, where its kept keys stood in the prompt; ``biases``:
+    the logarithms of their weights, empty where all are 1.
 
     ``buffers``: for each head its keys and values, (batch, room, width): the kept ones, then
     ``later`` tokens that came after the compression, then room for more.
     """
 
-    def __init__(self, keys: Tensor, values: Tensor, kept: Tensor) -> None:
+    def __init__(
+        self, keys: Tensor, values: Tensor, kept: Tensor, weight: Tensor | None = None
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.prompt, self.later = kept.shape[1], 0
         self.positions = [row.nonzero()[:, 0] for row in kept.to(keys.device)]
         self.buffers = [
             (keys[:, kv, at], values[:, kv, at]) for kv, at in enumerate(self.positions)
         ]
+        self.biases: list[Tensor] = []
+        if weight is not None and bool((weight[kept] != 1).any()):
+            bias = weight.clamp_min(torch.finfo(torch.float32).tiny).log().to(keys)
+            self.biases = [row[at] for row, at in zip(bias, self.positions, strict=True)]
         self.dtype, self.device = keys.dtype, keys.device
         self.is_initialized = True
 
@@ -115,6 +126,9 @@ class KeptLayer(DynamicLayer):  # type: ignore[no-untyped-call]
                     mask = _of_heads(hides, own)[..., places]
                 if call.bias is not None:
                     bias = _of_heads(call.bias, own)[..., places]
+            if self.biases:
+                added = torch.nn.functional.pad(self.biases[kv], (0, self.later))
+                bias = added.expand(1, 1, 1, -1) if bias is None else bias + added
             one = replace(
                 call,
                 query=call.query[:, own],

@@ -309,6 +309,8 @@ class AttentionCall:
 
     def _for_heads(self, x: Tensor) -> Tensor:
         """Keys or values as each head reads them."""
+        if x.shape[1] == 1:
+            return x.expand(-1, self.shared, -1, -1)  # not copied
         return x if self.shared == 1 else x.repeat_interleave(self.shared, dim=1)
 
 
