@@ -18,7 +18,7 @@ from esscher.runs import RunSpec, register
 
 PREFILL, ENCODED = 1024, 256  # tokens of a prompt; of a text for an encoder
 DECODE = 128
-REFIT = "+refit"  # end of a rule's text: the values of kept keys are refitted
+REFIT = "+refit"  # end of a rule's text: kept keys get new values and weights
 RULES = (
     "fisher+refit",
     "fisher",
@@ -55,8 +55,8 @@ class CompressSpec(RunSpec):
     rules: tuple[str, ...] | None = Field(
         default=None,
         description=(
-            "eviction rules, e.g. fisher or sinks:4+recent, with +refit at the end to refit the"
-            " values of kept keys; may be repeated"
+            "eviction rules, e.g. fisher or sinks:4+recent, with +refit at the end to give"
+            " kept keys new values and weights; may be repeated"
         ),
     )
     splits: tuple[Literal["uniform", "cut", "layer", "pages", "exact"], ...] | None = Field(
