@@ -56,16 +56,16 @@ class Cost:
 
     def facts(self) -> dict[str, str]:
         """Processor time and memory of the probe, and the speed that they come from."""
-        pool = f"{self.queries} queries in windows of {self.keys:,} of {self.tokens:,} tokens"
+        pool = f"{self.queries} queries on {self.tokens:,} tokens in windows of {self.keys:,}"
         if self.keys == self.tokens:
             pool = f"{self.keys:,} keys, {self.queries} queries"
         forward = self.operations["forward"] / self.speed
         return {
             "a probe costs": (
                 f"about {_time(self.seconds)} of processor time and {self.bytes / 1e9:.2g} GB"
-                f" ({pool}; of the time {_time(forward)} are forward passes)"
+                f" ({pool}; forward passes: {_time(forward)})"
             ),
-            "measured here": f"{self.speed / 1e9:.3g} GFLOP/s",
+            "measured here": f"{self.speed / 1e9:.3g} GFLOP/s, measured here",
         }
 
 

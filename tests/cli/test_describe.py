@@ -34,7 +34,7 @@ def test_the_probe_that_is_asked_for_is_priced(
     asked = ["probe", "--dry-run", "--layers", "0-1", "--max-tokens", "4096", "--queries", "128"]
     code, out, _ = run(asked, capsys)
     assert code == 0
-    assert "(4,096 keys, 128 queries; of the time" in out
+    assert "(4,096 keys, 128 queries; forward passes: " in out
     assert list(tmp_path.iterdir()) == []
     whole, part = (
         json.loads(run([*command, "--json"], capsys)[1])["cost"]["operations"]
@@ -44,7 +44,7 @@ def test_the_probe_that_is_asked_for_is_priced(
     assert part["tables"] == pytest.approx(whole["tables"] * (2 / 6))
     assert part["forward"] < whole["forward"] / 3
     dry = run(["probe", "--dry-run", "--pool", "sequence"], capsys)[1]
-    assert "(256 queries in windows of 512" in dry
+    assert " tokens in windows of 512; forward passes: " in dry
 
 
 def test_json_is_all_there_is_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:

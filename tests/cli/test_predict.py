@@ -36,7 +36,7 @@ def test_table_and_figure(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
         assert code == 0
         assert path.stat().st_size > 1000
         assert str(path) in err
-    assert "; a relative error of 0.1 needs " in out
+    assert " A relative error of 0.1 needs " in out
     assert "heuristic" in out
     assert "proved" in out
 

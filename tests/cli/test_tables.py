@@ -123,14 +123,14 @@ def test_summaries_stand_above_the_tables(
     monkeypatch.chdir(tmp_path)
     asked = ["predict", "--gaussian", "--dim", "3", "--horizon", "1.5", "--n", "1e3"]
     first = run(asked, capsys)[1].splitlines()
-    assert first[0].startswith("The error is 0.")
-    assert "falling like n^-0." in first[0]
-    assert first[0].endswith("give larger n.")
+    assert first[0].startswith("At n = 1,000 the error is 0.")
+    assert " and falls like n^-0." in first[0]
+    assert ". A relative error of 0.1 is not reached; it is " in first[0]
     assert first[1] == "23 of 24 statements of theory apply (17 proved); at this n they say:"
     again = f"{' '.join(asked)} --figure error.svg"
     assert first[-2:] == ["16 more rows: --all", f"Next: esscher {again}"]
     narrow = run([*asked[:-1], "10"], capsys)[1]
-    assert "; its few largest scores decide there; " in narrow
+    assert "; there a few keys have most of the weight. " in narrow
     asked = "icl flow --lengths 10 --covariance isotropic --out flow"
     flow = run(asked.split(), capsys)[1].splitlines()
     above = "isotropic, mean squared error above the Bayes predictor's: softmax 0.514 at 10 tokens;"

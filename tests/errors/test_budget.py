@@ -48,7 +48,7 @@ def test_is_the_smallest_n_of_a_real_head() -> None:
 
 
 def test_never_reached_says_so_with_the_error_at_the_largest_n() -> None:
-    with pytest.raises(ValueError, match=r"not reached; it is 0\.1 at the largest n = 10000"):
+    with pytest.raises(ValueError, match=r"not reached; it is 0\.1 at the largest n = 10,000"):
         es.tokens_needed(power_law(0.25, [10, 10**4]), 0.01)
 
 

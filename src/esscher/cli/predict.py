@@ -210,19 +210,16 @@ def _show(
         if doubt is not None and doubt[-1] > 0
     )
     slope = float("nan") if curve.slope is None else curve.slope[-1]
-    falls = "" if slope != slope else f", falling like n^{slope:.3f} there"
+    falls = "" if slope != slope else f" and falls like n^{slope:.3f}"
     share = number(curve.relative[-1], ".2%")
     needed, scale = derived["tokens_needed"], derived["critical_scale"]
     few = bool(scale is not None and scale[-1] <= 1)
+    reason = derived.get("tokens_needed_reason", "").removeprefix("epsilon: ")
+    enough = f"A relative error of {derived['epsilon']:g} needs {needed:,} tokens" if needed else ""
     said = [
-        f"The error is {number(curve.rms[-1])} at n = {int(curve.n[-1]):,} ({share} of the"
-        f" limit){doubts}{falls}; {'its few largest scores decide there; ' * few}"
-        + (
-            derived["tokens_needed_reason"].removeprefix("epsilon: ")
-            if needed is None
-            else f"a relative error of {derived['epsilon']:g} needs {needed:,} tokens"
-        )
-        + "."
+        f"At n = {number(float(curve.n[-1]))} the error is {number(curve.rms[-1])} ({share} of the"
+        f" limit){doubts}{falls}{'; there a few keys have most of the weight' * few}."
+        f" {enough or reason[:1].upper() + reason[1:]}."
     ]
     proved = sum(p.status.startswith("proved") for p in held)
     said.append(

@@ -39,7 +39,7 @@ def tokens_needed(curve: ErrorCurve, epsilon: Any) -> int:
     if first is None:
         raise ValueError(
             f"epsilon: a relative error of {epsilon:g} is not reached; it is"
-            f" {curve.relative[-1]:.4g} at the largest n = {int(curve.n[-1])}; give larger n"
+            f" {curve.relative[-1]:.4g} at the largest n = {int(curve.n[-1]):,}; give larger n"
         )
     return first
 

@@ -488,7 +488,7 @@ def _same_cache(run: Run, rule: str, split: str, wanted: str, size: float) -> st
     more = f', split="{split}"' * bool(spec.get("splits"))
     more += "".join(f", {name}={value:g}" for name, value in changed.items())
     call = f'es.compress(model, ids[:, :{length}], {wanted}={size:g}, rule="{rule}"{more})'
-    return f"{call} in Python builds this cache"
+    return f"cache = {call}; model.generate(ids, past_key_values=cache) # in Python"
 
 
 def _checked(run: Run) -> Iterator[str]:
