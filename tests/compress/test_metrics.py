@@ -79,6 +79,9 @@ def test_rules_are_compared_on_the_same_texts() -> None:
     raw = {"draws": drawn({"loss": losses, "kl": divergence})}
     found = finished(raw, 1000.0)["compress"].set_index("rule")
     assert found.loc["near", "bytes"] == pytest.approx(100)
+    refitted = {"draws": drawn({"kl": {"near+refit": divergence["near"]}})}
+    row = finished(refitted, 1000.0, 8.0)["compress"].iloc[0]
+    assert row["bytes"] == pytest.approx(100.8)  # a weight for each key
     for name, of in (("loss", losses), ("kl", divergence)):
         row, best = found.loc["far"], found.loc["near"]
         assert row[f"{name}_low"] < best[f"{name}_high"]  # as means they cannot be told apart

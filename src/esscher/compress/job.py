@@ -156,23 +156,22 @@ def consolidate(source: Source, shards: Sequence[Shard]) -> Mapping[str, Any]:
         for name, table in shard.tables.items():
             frames.setdefault(name, []).append(table.to_pandas())
     raw = {name: pd.concat(parts, ignore_index=True) for name, parts in frames.items()}
-    return {**finished(raw, _bytes(source)), "about": _about(source)}
+    return {**finished(raw, *_bytes(source)), "about": _about(source)}
 
 
-def _bytes(source: Source) -> float:
-    """Bytes of the keys and values of a full cache; 0 where nothing is cached."""
+def _bytes(source: Source) -> tuple[float, float]:
+    """Bytes of the keys and values of a full cache, and of a weight for each key; 0 where nothing
+    is cached.
+    """
     if source.spec.when != "cache":
-        return 0.0
+        return 0.0, 0.0
     size = next(source.loaded.model.parameters()).element_size()
-    return float(
-        sum(
-            min(shape.window or source.prefill, source.prefill)
-            * shape.kv_heads
-            * (shape.width + shape.value_width)
-            * size
-            for shape in source.loaded.shapes
-        )
-    )
+    pairs = weights = 0.0
+    for shape in source.loaded.shapes:
+        keys = min(shape.window or source.prefill, source.prefill) * shape.kv_heads
+        pairs += keys * (shape.width + shape.value_width) * size
+        weights += keys * size
+    return pairs, weights
 
 
 def _about(source: Source) -> pd.DataFrame:

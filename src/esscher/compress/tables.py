@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from esscher.compress.metrics import metrics
+from esscher.compress.spec import REFIT
 from esscher.hf.gradients import SECOND_ORDER
 from esscher.intervals import mean_interval, share_interval
 from esscher.probe.budget import KEPT
@@ -26,10 +27,14 @@ WANTED = -1.0  # in place of a share asked for, where a loss was
 CHECKED = ("kl", "kl_low", "kl_high", "kl_predicted", "kl_cross")
 
 
-def finished(raw: Mapping[str, pd.DataFrame], bytes_full: float) -> dict[str, pd.DataFrame]:
-    """The tables of a run from the rows of its units."""
+def finished(
+    raw: Mapping[str, pd.DataFrame], bytes_full: float, bytes_weights: float = 0.0
+) -> dict[str, pd.DataFrame]:
+    """The tables of a run from the rows of its units; bytes of the keys and values of a full cache,
+    and of a weight for each key.
+    """
     draws = raw["draws"]
-    found = {"draws": draws, "compress": _summary(draws, bytes_full)}
+    found = {"draws": draws, "compress": _summary(draws, bytes_full, bytes_weights)}
     if {"kl", "kl_predicted", "kl_cross"} <= set(found["compress"]):
         found["check"] = _checked(found["compress"])
     if "layers" in raw:
@@ -58,7 +63,7 @@ def _checked(rows: pd.DataFrame) -> pd.DataFrame:
     return found.sort_values("kl", ascending=False, kind="stable").reset_index(drop=True)
 
 
-def _summary(draws: pd.DataFrame, bytes_full: float) -> pd.DataFrame:
+def _summary(draws: pd.DataFrame, bytes_full: float, bytes_weights: float) -> pd.DataFrame:
     """A row for each rule, split and size: every metric with its interval over the texts."""
     known = metrics()
     draws = draws.assign(keep=draws["keep"].fillna(WANTED))  # NaN is not found in an index
@@ -76,7 +81,8 @@ def _summary(draws: pd.DataFrame, bytes_full: float) -> pd.DataFrame:
         row["keep"] = math.nan if cell[2] == WANTED else cell[2]
         share = float((own["kept"] / own["keys"].where(own["keys"] > 0)).mean())
         row |= {"share": share, "keys": float(own["kept"].mean())}
-        row |= {"bytes": share * bytes_full, "bytes_full": bytes_full}
+        weights = bytes_weights if cell[0].endswith(REFIT) and share < 1 else 0.0
+        row |= {"bytes": share * (bytes_full + weights), "bytes_full": bytes_full}
         row["texts"] = own.index.get_level_values("text").nunique()
         for name, table in values.items():
             if cell in table.index:
@@ -212,7 +218,7 @@ def columns(spec: Any) -> Declared:
             *CELLS,
             Column("share", "float", "share of the cache", SHARE, "log", short="of the cache"),
             Column("keys", "float", "keys", kept.help),
-            Column("bytes", "float", "bytes", "Bytes of the kept keys and values."),
+            Column("bytes", "float", "bytes", "Bytes of the kept keys and values, and weights."),
             Column("bytes_full", "float", "bytes, full", "Bytes of the full cache."),
             TEXTS,
             *measured,
