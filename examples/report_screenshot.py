@@ -1,4 +1,5 @@
-"""A picture of a report, as in the README: the map of a model's heads with one of them open.
+"""A picture of a report, as in the README: of a language model down to the text with the kept keys,
+of others the map of heads with one of them open.
 
 ``python examples/report_screenshot.py [RUN] [FILE]`` writes the page of a run of ``esscher probe``
 and takes a screenshot with Chromium (``make chromium`` installs Debian's). Without a run it first
@@ -28,7 +29,7 @@ COLOURS = 256  # of the file, half of whose bytes are then enough
 MARGIN = 12  # below it
 # of a window in which no page scrolls: a browser leaves blank what it has scrolled over
 TALLEST = 12000
-LAST = "document.querySelector('#head .headgrid')"
+LAST = "document.querySelector('#kept') || document.querySelector('#head .headgrid')"
 MEASURE = f"setTimeout(() => {{ document.title = ({LAST}).getBoundingClientRect().bottom; }}, 1000)"
 
 
@@ -67,7 +68,7 @@ def browse(address: str, *flags: str) -> str:
 
 
 def photograph(page: Path, head: str, path: Path) -> None:
-    """The page from its top to the charts of an open head; HEIGHT at least."""
+    """The page from its top to the kept text, or to the charts of an open head; HEIGHT at least."""
     measured = page.with_name("measured.html")
     open_to_scripts = re.sub(
         r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page.read_text("utf-8")
@@ -91,7 +92,7 @@ def main(run_path: str | None = None, file: str = "report.png") -> None:
         run = load_run(run_path) if run_path is not None else probed(Path(folder) / "run")
         page = write_report([run], (Path(folder) / "report.html").resolve())
         row = ranked_heads(run.table("heads"), "tokens_needed_10pct").iloc[-1]
-        head = f"L{int(row['layer'])}H{int(row['head'])}"
+        head = "" if "tokens" in run.tables else f"L{int(row['layer'])}H{int(row['head'])}"
         photograph(page, head, Path(file))
     print(f"picture: {file}")
 

@@ -55,7 +55,15 @@ def ls(
     elif not records:
         log(f"no runs in {folder}")
     else:
-        show("runs", records)
+        shown = ("path", "job", "title", "status")
+        show("", [{key: row[key] for key in shown} | _short(row) for row in records])
+
+
+def _short(row: dict[str, Any]) -> dict[str, str]:
+    """What is done, and when it began, in columns that fit a terminal."""
+    failed = f", {row['failed']} failed" if row["failed"] else ""
+    began = row["started"][:16].replace("T", " ")
+    return {"units": f"{row['done']}/{row['units']}{failed}", "started": began}
 
 
 def resume(
