@@ -3,7 +3,9 @@ of others the map of heads with one of them open.
 
 ``python examples/report_screenshot.py [RUN] [FILE]`` writes the page of a run of ``esscher probe``
 and takes a screenshot with Chromium (``make chromium`` installs Debian's). Without a run it first
-probes the packaged model, which takes minutes.
+probes the packaged model, which takes minutes. The README's is of ``esscher probe smollm2 --window
+512 --max-tokens 1024 --queries 32 --kept-queries 16 --rules random --rules streamingllm --rules
+snapkv --rules expected --rules topk --rules neyman``.
 """
 
 from __future__ import annotations
