@@ -38,6 +38,7 @@ from esscher.errors.scatter import FAST, mix
 
 if TYPE_CHECKING:
     from esscher.errors.doubling import Keys
+    from esscher.keep.rule import Scales
 
 DOUBLE = math.log(2.0)
 TOL = 2e-6  # what is cut off at either end
@@ -67,42 +68,32 @@ KEPT, USUAL, END, FROM, SURE, PAIR, CHANCE = range(7)
 RATIO, UNIT, EARLY, LATER, START = range(5)
 # Rows that values are summed with: powers of t eps of slow keys at T, and (p w - b) e.
 FIRST, ROWS = ORDER, ORDER + 1
-# Of a node: t, prod D, then pairs and each spread.
-SUMMED = 2
 # 1, 2, 1/2, what t eps stops at, and numbers so small that they are nothing, and their products
 # denormal, which takes processors a hundred times as long: in the precision of the sums
 CONSTANTS = (1.0, 2.0, 0.5, 1000.0, 1e-30)
 SAME = 1e-13  # difference of p w that is rounding
 
 
-def block(
-    keys: Keys,
-    p: Tensor,
-    w: Tensor | None,
-    shares: Tensor | None = None,
-    least: float = LEAST,
-) -> tuple[Tensor, Tensor]:
+def block(keys: Keys, chances: Scales, least: float = LEAST) -> tuple[Tensor, Tensor]:
     """E sum p^2 and mean squared errors, (m, S, 1 + K), and bias, (m, S, d), of some queries; NaN
-    where float32 does not tell. ``shares`` (S,), rising: the one probability of keys left to
-    chance at each size, p and w being those of the first; w is 1/p or None. ``least``: -log of what
-    is nothing.
+    where float32 does not tell. More than one size: of keys with one chance for all, which rises.
+    ``least``: -log of what is nothing.
     """
     m, lengths, count = keys.squares.shape
     squares, largest = keys.squares.numpy(), keys.largest.numpy()
-    weights, factors = keys.weights.numpy(), np.empty((m, 0)) if w is None else w.numpy()
+    factors = np.empty((m, 0)) if chances.weight is None else chances.weight.double().numpy()
     (relative, chance, theta), rows, fast = _space(threading.get_ident(), m, count)
-    ladder = np.empty(0) if shares is None else shares.numpy()
-    sizes = max(1, ladder.size)
+    factor, sizes = chances.factor.contiguous().numpy(), chances.factor.shape[1]
+    shares = factor[0] if sizes > 1 else np.empty(0)
     many = np.zeros(m, dtype=np.int64)
-    numbers, of_size = (
-        np.zeros((m, CHANCE + 1 + lengths)),
-        np.zeros((m, sizes, START + 1 + lengths)),
-    )
+    numbers = np.zeros((m, CHANCE + 1 + lengths))
+    of_size = np.zeros((m, sizes, START + 1 + lengths))
     slow, used = np.zeros((m, 2 + lengths, ORDER)), np.zeros(ROWS, dtype=np.bool_)
     # fmt: off
     _split(
-        weights, squares, largest, p.numpy(), factors, ladder, relative, chance, theta,
-        rows.numpy(), fast, many, numbers, of_size, slow, used, least,
+        keys.weights.numpy(), squares, largest, chances.gain.numpy(), factor, factors, shares,
+        chances.reweight, relative, chance, theta, rows.numpy(), fast, many, numbers, of_size, slow,
+        used, least,
     )
     # fmt: on
     sums = keys.drift.new_zeros(ROWS, *keys.drift.shape)
@@ -113,61 +104,33 @@ def block(
     if used[FIRST]:  # in float64: where errors are small, what is kept surely cancels
         at = rows[FIRST].any(0).nonzero()[:, 0]
         e = (keys.scores[:, at] - keys.scores.amax(1, keepdim=True)).exp_()
-        if shares is None:
-            usual = torch.from_numpy(numbers[:, USUAL, None])
-            e *= p[:, at] * (1.0 if w is None else w[:, at]) - usual
+        if sizes > 1:
+            e *= chances.gain[:, at] == torch.inf
         else:
-            e *= p[:, at] == 1
+            p, w = chances._replace(gain=chances.gain[:, at], weight=None).at(0)
+            w = w if chances.weight is None else chances.weight[:, at]
+            e *= p * (1.0 if w is None else w) - torch.from_numpy(numbers[:, USUAL, None])
         sums[FIRST] = keys.around(e / torch.from_numpy(numbers[:, KEPT, None]), at)
-    # a size of a query is one number from here on
-    own = torch.arange(m).repeat_interleave(sizes)
-    first = torch.from_numpy(of_size[:, :, EARLY]).reshape(-1, 1) * sums[FIRST][own]
-    start = torch.from_numpy(of_size[:, :, START:]).flatten(0, 1)
-    start[:, 1:] += keys.lengths(first, own)
-    found, bias = torch.full_like(start, math.nan), torch.zeros_like(first)
-    low = np.full(m * sizes, LOWEST)
-    known = (numbers[:, KEPT, None] > LIGHT) & (np.arange(sizes) >= numbers[:, FROM, None])
-    todo, open_ends = np.flatnonzero(known), np.zeros(m * sizes, dtype=np.bool_)
-    while len(todo):
-        nodes = np.empty((len(todo) * NODES, SUMMED + 1 + lengths))
-        vectors, ends = np.empty((len(nodes), first.shape[1])), np.zeros_like(todo)
-        # fmt: off
-        _march(
-            todo, low, squares, largest, relative, chance, ladder, fast, many, numbers, of_size,
-            slow, keys.values.numpy(), keys.drift.numpy(), sums.numpy(), nodes, vectors, ends,
-            open_ends,
-        )
-        # fmt: on
-        every_node = slice(int(ends.sum()))
-        table, vector = torch.from_numpy(nodes[every_node]), torch.from_numpy(vectors[every_node])
-        at = torch.from_numpy(np.repeat(todo, ends))
-        t, product = table[:, :SUMMED, None].unbind(1)
-        terms = table[:, SUMMED:]
-        terms[:, 1:] += keys.lengths(vector, own[at])
-        found[todo], bias[todo] = 0.0, 0.0
-        found.index_add_(0, at, DOUBLE * product * terms)
-        bias.index_add_(0, at, DOUBLE * product * vector)
-        # Below the first node, at t, the bias has t (B - t G) left. Over these nodes the sum of t
-        # is that t, and of t^2 a third of its square; the first node says what B - t G is.
-        low_end = torch.from_numpy(np.cumsum(ends) - ends)
-        half = 2 * t[low_end] * first[todo] + product[low_end] * vector[low_end]
-        bias[todo] += DOUBLE / 3 * half
-        below = torch.from_numpy(np.exp(2 * low[todo]))[:, None] * start[todo]
-        missed = (below > 2 * TOL * found[todo] + TINY).any(1).numpy() & ~open_ends[todo]
-        todo = todo[missed]
-        low[todo] -= DEEPER * DOUBLE
-    found[open_ends] = math.nan
-    found, bias = found.view(m, sizes, -1), bias.view(m, sizes, -1)
-    again = np.flatnonzero(open_ends.reshape(m, sizes).any(1))
+    found, bias = (
+        np.full((m, sizes, 1 + lengths), math.nan),
+        np.zeros((m, sizes, keys.near.shape[1])),
+    )
+    roots, heads = keys.padded_roots
+    # fmt: off
+    _march(
+        squares, largest, relative, chance, shares, fast, many, numbers, of_size, slow,
+        keys.values.numpy(), keys.drift.numpy(), sums.numpy(), roots, heads, found, bias,
+    )
+    # fmt: on
+    again = np.flatnonzero(np.isinf(found).any((1, 2)))
+    found[np.isinf(found)] = math.nan
     if least < MOST and len(again):
         rest = torch.from_numpy(again)
-        factor = None if w is None else w[rest]
-        more = block(keys.take(rest), p[rest], factor, shares, least + MORE)
-        lost = found[rest].isnan().any(2, keepdim=True)
-        found[rest], bias[rest] = (
-            torch.where(lost, new, old[rest]) for new, old in zip(more, (found, bias), strict=True)
-        )
-    return found, bias
+        more = block(keys.take(rest), chances.take(rest), least + MORE)
+        lost = np.isnan(found[again]).any(2, keepdims=True)
+        for old, new in zip((found, bias), more, strict=True):
+            old[again] = np.where(lost, new.numpy(), old[again])
+    return torch.from_numpy(found), torch.from_numpy(bias)
 
 
 @lru_cache(maxsize=4)
@@ -182,9 +145,11 @@ def _split(
     weights: Any,
     squares: Any,
     largest: Any,
-    p: Any,
+    gain: Any,
+    factor: Any,
     w: Any,
     shares: Any,
+    reweight: bool,
     relative: Any,
     chance: Any,
     theta: Any,
@@ -203,14 +168,17 @@ def _split(
     size to size.
     """
     sizes, lengths = of_size.shape[1], squares.shape[1]
-    one_for_all, reweight = shares.size > 0, w.size > 0
+    one_for_all = shares.size > 0
     for i in range(len(weights)):
-        factor, own, last = w[i] if w.size else w[0], numbers[i], sizes
-        mean, usual = _mean(weights[i], p[i], factor)
+        weight, own, last = w[i], numbers[i], sizes
+        _chances(gain[i], factor[i, 0], chance[i])
+        mean, usual = _mean(weights[i], chance[i], weight, reweight)
         own[KEPT], own[USUAL], own[FROM] = mean, usual, last
         if not mean > LIGHT:
             continue
-        _measure(weights[i], p[i], factor, 1 / mean, usual, relative[i], chance[i], rows[FIRST, i])
+        _measure(
+            weights[i], chance[i], weight, reweight, 1 / mean, usual, relative[i], rows[FIRST, i]
+        )
         own[CHANCE] = _dot(chance[i], relative[i], relative[i])
         for k in range(lengths):
             own[CHANCE + 1 + k] = _spread(relative[i], chance[i], squares[i, k])
@@ -276,9 +244,22 @@ def _split(
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=FAST)
-def _mean(weight: Any, p: Any, w: Any) -> tuple[float, float]:
+def _chances(gain: Any, factor: float, p: Any) -> None:
+    one, zero, most, edge = np.float32(1.0), np.float32(0.0), np.inf, 1.0 - 1e-7
+    for j in range(p.size):
+        q = gain[j] * factor  # 0 times infinity is never kept; float32 may not make it 1
+        part = np.float32(min(q, edge)) if q > 0 else zero
+        p[j] = one if q >= 1 or gain[j] == most else part
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=FAST)
+def _mean(weight: Any, p: Any, w: Any, reweight: bool) -> tuple[float, float]:
     """What is kept on average; p w of the first key that is left to chance."""
     mean, usual = 0.0, 1.0
+    if reweight:
+        for j in range(p.size):
+            mean += weight[j] * (p[j] > 0)
+        return mean, usual
     if w.size:
         for j in range(p.size):
             mean += p[j] * w[j] * weight[j]
@@ -294,19 +275,32 @@ def _mean(weight: Any, p: Any, w: Any) -> tuple[float, float]:
 
 @numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=FAST)
 def _measure(
-    weight: Any, p: Any, w: Any, unit: float, usual: float, relative: Any, chance: Any, row: Any
+    weight: Any,
+    p: Any,
+    w: Any,
+    reweight: bool,
+    unit: float,
+    usual: float,
+    relative: Any,
+    row: Any,
 ) -> None:
-    """eps, p and, unless it is rounding, (p w - usual) e in float32."""
-    if w.size:
+    """eps and, unless it is rounding, (p w - usual) e in float32."""
+    most, zero, scale = np.float32(1e30), np.float32(0.0), np.float32(unit)
+    if reweight:
+        for j in range(p.size):
+            own = weight[j] * scale
+            relative[j] = min(own / p[j], most) if p[j] > zero else zero
+            row[j] = zero if p[j] > zero else -own
+    elif w.size:
         for j in range(p.size):
             own = weight[j] * unit
-            relative[j], chance[j] = min(own * w[j], 1e30), p[j]
+            relative[j] = min(own * w[j], 1e30)
             apart = p[j] * w[j] - usual
             row[j] = apart * own if abs(apart) > SAME else 0.0
     else:
         for j in range(p.size):
             own = weight[j] * unit
-            relative[j], chance[j] = own, p[j]
+            relative[j] = own
             row[j] = (p[j] - usual) * own
 
 
@@ -422,8 +416,6 @@ def _dot(a: Any, b: Any, c: Any) -> float:
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
 def _march(
-    todo: Any,
-    low: Any,
     squares: Any,
     largest: Any,
     relative: Any,
@@ -437,121 +429,146 @@ def _march(
     values: Any,
     drift: Any,
     sums: Any,
-    nodes: Any,
-    vectors: Any,
-    ends: Any,
-    open_ends: Any,
+    roots: Any,
+    heads: Any,
+    found: Any,
+    bias: Any,
 ) -> None:
-    """The nodes of each size of a query to do: t, prod D, pairs and spreads, and the vector."""
-    lengths, width, sizes = squares.shape[1], values.shape[1], of_size.shape[1]
+    """Pairs and squared errors and bias of each query and size; infinite where T was too small."""
+    sizes, lengths, width = of_size.shape[1], squares.shape[1], values.shape[1]
     constants = np.array(CONSTANTS, dtype=np.float32)
-    above, state = np.empty(1 + lengths), np.empty(1 + lengths)
-    moved, factors = np.empty(width, dtype=np.float32), np.empty(ORDER)
-    kappa = np.ones(ORDER)
+    moved, factors, kappa = np.empty(width, dtype=np.float32), np.empty(ORDER), np.ones(ORDER)
+    vector, lowest, first = np.empty(width), np.empty(width), np.empty(width)
+    above, size_of = np.empty(1 + lengths), np.empty(1 + lengths)
     moments = np.empty((OCTAVES + 1, ORDER, width))
     series = np.empty((OCTAVES + 1, 2 + lengths, ORDER))
-    row, query = 0, -1
-    for at in range(len(todo)):
-        i, s = todo[at] // sizes, todo[at] % sizes
-        of, size, count = numbers[i], of_size[i, s], many[i]
-        if i != query:
-            query, index = i, fast[i, :count].copy()
-            p, eps = np.empty(count, dtype=np.float32), np.empty(count, dtype=np.float32)
-            square = np.empty((lengths, count), dtype=np.float32)
-            first = _octaves(relative[i], of[END], index)
-            for f in range(count):
-                p[f], eps[f] = chance[i, index[f]], relative[i, index[f]]
-                for k in range(lengths):
-                    square[k, f] = squares[i, k, index[f]]
-            moments[0], series[0] = sums[:ORDER, i], slow[i]
-            # fmt: off
-            _collect(
-                eps, p, square, of[END], shares.size > 0, index, first, values, drift[i],
-                moments, series,
-            )
-            # fmt: on
-            term, grown, share = np.empty_like(p), np.empty_like(p), np.empty_like(p)
-            spreading, alive = np.empty_like(p), np.empty_like(p)
-            left, lost = np.empty_like(p), np.empty_like(p)
-        if shares.size:
-            q = shares[s]
-            p[:] = q
-            both, odd = q * (1 - q), q * (1 - q) * (1 - 2 * q)
-            kappa[0], kappa[1], kappa[2] = q, both, odd
-            kappa[3], kappa[4] = both * (1 - 6 * both), odd * (1 - 12 * both)
-        t, begin, fading = math.exp(low[todo[at]]), count, 0.0
-        above[:], state[:] = math.inf, 0.0
-        for node in range(NODES):
-            y, power = t * size[RATIO] / of[END], 1.0
-            near = min(NEAR * max(1.0, fading / FADED), SLOW)
-            octave = min(max(math.floor(math.log2(near / y)), 0), OCTAVES)
-            before, begin = begin, min(begin, first[octave])
-            for f in range(begin, before):
-                grown[f] = min(t * size[RATIO] * eps[f], 1000.0)
-                left[f], lost[f] = math.exp(-grown[f]), math.expm1(-grown[f])
-            powers, of_keys = moments[octave], series[octave]
-            for k in range(ORDER):  # (-1)^k / k! y^(k + 1) kappa_(k + 1)
-                power *= y / max(k, 1) * (-1.0 if k else 1.0)
-                factors[k] = power * kappa[k]
-            product, pair, sum_late, sum_early = 1.0, 0.0, 0.0, 0.0
-            if begin < count:
-                # fmt: off
-                product, pair, sum_late, sum_early, _ = sums_at_node(
-                    p[begin:], grown[begin:], lost[begin:], left[begin:], share[begin:],
-                    spreading[begin:], alive[begin:], constants,
-                )
-                # fmt: on
-            log = -t * size[UNIT] * of[SURE]
-            pair += (t * size[UNIT]) ** 2 * of[PAIR]
-            for k in range(ORDER):
-                log -= factors[k] / (k + 1) * of_keys[0, k]
-                pair += factors[k] * y * of_keys[1, k]
-            product *= math.exp(min(log, 0.0))
-            fading = -2 * math.log(max(product, TINY))
-            is_late = sum_late < -sum_early
-            own, total = vectors[row], 0.0
-            moved[:] = 0
-            if begin < count:
-                store(
-                    share[begin:],
-                    p[begin:],
-                    lost[begin:],
-                    left[begin:],
-                    is_late,
-                    constants,
-                    term[begin:],
-                )
-                _mix(term[begin:], values, index[begin:], moved)
-                total = sum_late if is_late else sum_early
+    for i in range(len(many)):
+        of, count, index = numbers[i], many[i], fast[i, : many[i]]
+        if not of[KEPT] > LIGHT or of[FROM] >= sizes:
+            continue
+        edges = _octaves(relative[i], of[END], index)
+        p, eps = np.empty(count, dtype=np.float32), np.empty(count, dtype=np.float32)
+        square = np.empty((lengths, count), dtype=np.float32)
+        for f in range(count):
+            p[f], eps[f] = chance[i, index[f]], relative[i, index[f]]
+            for k in range(lengths):
+                square[k, f] = squares[i, k, index[f]]
+        moments[0], series[0] = sums[:ORDER, i], slow[i]
+        # fmt: off
+        _collect(
+            eps, p, square, of[END], shares.size > 0, index, edges, values, drift[i], moments,
+            series,
+        )
+        # fmt: on
+        term, grown, share = np.empty_like(p), np.empty_like(p), np.empty_like(p)
+        spreading, alive = np.empty_like(p), np.empty_like(p)
+        left, lost = np.empty_like(p), np.empty_like(p)
+        for s in range(np.int64(of[FROM]), sizes):
+            size, own, moved_by, low = of_size[i, s], found[i, s], bias[i, s], LOWEST
+            if shares.size:
+                q = shares[s]
+                p[:] = q
+                both, odd = q * (1 - q), q * (1 - q) * (1 - 2 * q)
+                kappa[0], kappa[1], kappa[2] = q, both, odd
+                kappa[3], kappa[4] = both * (1 - 6 * both), odd * (1 - 12 * both)
             for c in range(width):
-                own[c] = t * size[LATER if is_late else EARLY] * sums[FIRST, i, c]
-                own[c] += moved[c] - total * drift[i, c]
-                for k in range(0 if is_late else 1, ORDER):
-                    own[c] += factors[k] * powers[k, c]
-            nodes[row, 0], nodes[row, 1] = t, product
-            done = True
-            for k in range(1 + lengths):
-                found, most = pair, 1.0
-                if k:
-                    found, most = 0.0, largest[i, k - 1]
+                first[c] = size[EARLY] * sums[FIRST, i, c]
+            _add_lengths(first, roots, heads[i], size[START + 1 :])
+            node = 0
+            while node == 0:
+                t, begin, fading = math.exp(low), count, 0.0
+                above[:], own[:], moved_by[:] = math.inf, 0.0, 0.0
+                while True:
+                    y, power = t * size[RATIO] / of[END], 1.0
+                    near = min(NEAR * max(1.0, fading / FADED), SLOW)
+                    octave = min(max(math.floor(math.log2(near / y)), 0), OCTAVES)
+                    before, begin = begin, min(begin, edges[octave])
+                    for f in range(begin, before):
+                        grown[f] = min(t * size[RATIO] * eps[f], 1000.0)
+                        left[f], lost[f] = math.exp(-grown[f]), math.expm1(-grown[f])
+                    for k in range(ORDER):  # (-1)^k / k! y^(k + 1) kappa_(k + 1)
+                        power *= y / max(k, 1) * (-1.0 if k else 1.0)
+                        factors[k] = power * kappa[k]
+                    product, pair, total, is_late = (
+                        1.0,
+                        (t * size[UNIT]) ** 2 * of[PAIR],
+                        0.0,
+                        False,
+                    )
+                    moved[:] = 0
                     if begin < count:
-                        found = product_of(spreading[begin:], square[k - 1, begin:])
-                    for j in range(1, ORDER):  # (-1)^(j - 1) / (j - 1)! y^(j + 1)
-                        found -= factors[j] * j * of_keys[1 + k, j]
-                nodes[row, SUMMED + k] = found
-                state[k] += DOUBLE * product * found
-                done = done and above[k] <= TOL * state[k] + TINY
-                above[k] = 2 * product * most
-            row += 1
-            ends[at] = node + 1
-            if done:
-                break
-            if y > BEYOND or node == NODES - 1:
-                open_ends[todo[at]] = True  # not known
-                break
-            t *= 2
-            if begin < count:
-                double(grown[begin:], lost[begin:], left[begin:], constants)
+                        # fmt: off
+                        product, more, late, early, _ = sums_at_node(
+                            p[begin:], grown[begin:], lost[begin:], left[begin:], share[begin:],
+                            spreading[begin:], alive[begin:], constants,
+                        )
+                        is_late = late < -early
+                        pair, total = pair + more, late if is_late else early
+                        store(
+                            share[begin:], p[begin:], lost[begin:], left[begin:], is_late,
+                            constants, term[begin:],
+                        )
+                        # fmt: on
+                        _mix(term[begin:], values, index[begin:], moved)
+                    log = -t * size[UNIT] * of[SURE]
+                    for k in range(ORDER):
+                        log -= factors[k] / (k + 1) * series[octave, 0, k]
+                        pair += factors[k] * y * series[octave, 1, k]
+                    product *= math.exp(min(log, 0.0))
+                    fading, weight = -2 * math.log(max(product, TINY)), DOUBLE * product
+                    base = t * size[LATER if is_late else EARLY]
+                    for c in range(width):
+                        vector[c] = base * sums[FIRST, i, c] + moved[c] - total * drift[i, c]
+                    for k in range(0 if is_late else 1, ORDER):
+                        _add(factors[k], moments[octave, k], vector)
+                    _add(weight, vector, moved_by)
+                    if node == 0:
+                        lowest[:] = product * vector
+                    size_of[0], size_of[1:] = pair, 0.0
+                    _add_lengths(vector, roots, heads[i], size_of[1:])
+                    done = True
+                    for k in range(1 + lengths):
+                        if k:
+                            if begin < count:
+                                size_of[k] += product_of(spreading[begin:], square[k - 1, begin:])
+                            for j in range(1, ORDER):  # (-1)^(j - 1) / (j - 1)! y^(j + 1)
+                                size_of[k] -= factors[j] * j * series[octave, 1 + k, j]
+                        own[k] += weight * size_of[k]
+                        done = done and above[k] <= TOL * own[k] + TINY
+                        above[k] = 2 * product * (largest[i, k - 1] if k else 1.0)
+                    node += 1
+                    if done or y > BEYOND or node == NODES:
+                        break
+                    t *= 2
+                    if begin < count:
+                        double(grown[begin:], lost[begin:], left[begin:], constants)
+                if not done:
+                    own[:] = math.inf
+                    break
+                # Below the first node, at t, the bias has t (B - t G) left. Over these nodes the
+                # sum of t is that t, and of t^2 a third of its square; the first node says what
+                # B - t G is.
+                for c in range(width):
+                    moved_by[c] += DOUBLE / 3 * (2 * math.exp(low) * first[c] + lowest[c])
+                for k in range(1 + lengths):
+                    if math.exp(2 * low) * size[START + k] > 2 * TOL * own[k] + TINY:
+                        node = 0
+                low -= DEEPER * DOUBLE
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=FAST)
+def _add(factor: float, vector: Any, total: Any) -> None:
+    for c in range(total.size):
+        total[c] += factor * vector[c]
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=FAST)
+def _add_lengths(vector: Any, roots: Any, head: int, lengths: Any) -> None:
+    """Add the squared length of a vector and, where errors have a metric, of L'vector."""
+    lengths[0] += product_of(vector, vector)
+    if lengths.size > 1:
+        for row in roots[head]:
+            lengths[1] += product_of(row, vector) ** 2
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")

@@ -43,6 +43,7 @@ from esscher.errors.cumulants import (
 from esscher.errors.curve import QueryErrors, merged, side_by_side
 from esscher.errors.integral import HIGHEST, LEAST, TINY, aliasing, as_numpy, march
 from esscher.errors.scatter import in_threads
+from esscher.keep.rule import Scales
 
 SEQUENCES = 3
 TOL = 1e-13  # what is cut off at either end
@@ -167,6 +168,17 @@ class Keys(NamedTuple):
             behind=behind,
         )
 
+    @property
+    def padded_roots(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+        """L' of each head, (heads, d, d), with rows of 0 where it has fewer; and each query's."""
+        width, heads = self.near.shape[1], np.zeros(len(self.drift), dtype=np.int64)
+        if self.behind is None:
+            return np.zeros((1, 0, width)), heads
+        roots = np.zeros((1 + max(self.behind.roots), width, width))
+        for head, root in self.behind.roots.items():
+            roots[head, : root.shape[1]] = root.mT.numpy()
+        return roots, self.behind.heads.numpy()
+
     def lengths(self, x: Tensor, rows: Tensor | slice) -> Tensor:
         """Squared lengths (r, K) of vectors (r, d), each of the query that its row names."""
         found = [x.square().sum(1)]
@@ -183,72 +195,70 @@ class Keys(NamedTuple):
         return weight @ self.near[columns] - weight.sum(1, keepdim=True) * self.drift
 
 
-def doubling_errors(
-    keys: Keys, p: Tensor, w: Tensor | None = None, shares: Tensor | None = None
-) -> QueryErrors:
-    """Errors at one n, p and w (m, N); of ``single`` keys to a relative 5e-5 of the rms error, and
-    faster. Of keys with ``behind`` also the errors in nats.
+def doubling_errors(keys: Keys, p: Tensor, w: Tensor | None = None) -> QueryErrors:
+    """Errors at one n, p and w (m, N)."""
+    p = p.double()
+    return ladder_errors(keys, Scales(p, torch.ones_like(p[:, :1]), w))
 
-    ``shares`` (S,), rising, in (0, 1): at S sizes the same keys are left to chance, at each with
-    one probability; p and w, 1/p or None, are those of the first.
+
+def ladder_errors(keys: Keys, chances: Scales) -> QueryErrors:
+    """Errors at every size; of ``single`` keys to a relative 5e-5 of the rms error, and faster. Of
+    keys with ``behind`` also the errors in nats.
     """
-    if shares is not None and not keys.single:
-        sizes = (at_share(p, w, share) for share in shares)
-        return side_by_side([doubling_errors(keys, *size) for size in sizes])
-    p, w = p.double(), None if w is None else w.double()
-    single, compiled, units = keys.single, p.device.type == "cpu", keys.units
-    some = max(1, ELEMENTS // (CHUNK * p.shape[1]))
+    single, compiled, units = keys.single, keys.near.device.type == "cpu", keys.units
+    queries, sizes = chances.factor.shape
+    some = max(1, ELEMENTS // (CHUNK * keys.scores.shape[1]))
     if compiled:
-        some = max(1, PAIRS // p.shape[1]) if single else RUNS // SEQUENCES
+        some = max(1, PAIRS // keys.scores.shape[1]) if single else RUNS // SEQUENCES
+    begins, ends = list(range(sizes)), list(range(1, sizes + 1))
+    if single and chances.alike and bool((chances.factor[0].diff() > 0).all()):
+        # together where keys are left to chance
+        first, last = (int((chances.factor[0] < x).sum()) for x in (TINY, 1.0))
+        begins = [*range(first + 1), *range(last, sizes)] if last > first else begins
+        ends = [*begins[1:], sizes]
+    numbers = keys.near.new_empty(queries, sizes, 1 + keys.squares.shape[1])
+    bias = keys.near.new_empty(queries, sizes, keys.near.shape[1])
 
-    def task(begin: int) -> tuple[Tensor, Tensor]:
-        rows = slice(begin, begin + some)
-        given = keys.take(rows), p[rows], None if w is None else w[rows]
-        if single:
-            return cumulants.block(*given, shares)
-        numbers, bias = (_block if compiled else in_tensors)(*given)
-        return numbers[:, None], bias[:, None]
+    def task(i: int) -> None:
+        begin, at = i // len(begins) * some, i % len(begins)
+        rows, span = slice(begin, begin + some), slice(begins[at], ends[at])
+        own, given = keys.take(rows), chances.take(rows, span)
+        key_by_key = _block if compiled else in_tensors
+        found = cumulants.block(own, given) if single else key_by_key(own, *given.at(0))
+        for whole, part in zip((numbers, bias), found, strict=True):
+            whole[rows, span] = part.view(len(part), span.stop - span.start, -1)
 
-    blocks = range(0, len(p), some)
-    parts = in_threads(task, blocks) if compiled else [task(begin) for begin in blocks]
-    numbers, bias = (as_numpy(torch.cat(column)) for column in zip(*parts, strict=True))
+    tasks = range(-(-queries // some) * len(begins))
+    for _ in in_threads(task, tasks) if compiled else map(task, tasks):
+        pass
+    terms, moved = as_numpy(numbers), as_numpy(bias)
     found = QueryErrors(
-        mse=numbers[:, :, 1] * units[0] ** 2,
-        sum_p2=numbers[:, :, 0],
+        mse=terms[:, :, 1] * units[0] ** 2,
+        sum_p2=terms[:, :, 0],
         limit=as_numpy(keys.drift) * units[0],
-        delta=np.full(len(p), np.nan),
-        bias=bias * units[0],
+        delta=np.full(queries, np.nan),
+        bias=moved * units[0],
         accuracy=cumulants.ACCURACY if single else aliasing(DOUBLE / SEQUENCES) / 2 + TOL,
-        nats=None if keys.behind is None else numbers[:, :, 2] * units[1] ** 2 / 2,
+        nats=None if keys.behind is None else terms[:, :, 2] * units[1] ** 2 / 2,
     )
-    left = np.asarray(np.isnan(numbers).any(2))
-    return with_exact(found, left, keys.exact, p, w, shares)
+    return with_exact(found, np.asarray(np.isnan(terms).any(2)), keys.exact, chances)
 
 
 def with_exact(
     found: QueryErrors,
     left: npt.NDArray[np.bool_],
     exact: Callable[[Tensor], Keys],
-    p: Tensor,
-    w: Tensor | None,
-    shares: Tensor | None,
+    chances: Scales,
 ) -> QueryErrors:
     """The errors, those in ``left`` (m, S) in float64: of ``exact`` keys of these queries."""
     parts = []
     for s, own in enumerate(left.T) if left.any() else ():
-        part, rows = found.at(s), torch.from_numpy(np.flatnonzero(own)).to(p.device)
+        part, rows = found.at(s), torch.from_numpy(np.flatnonzero(own)).to(chances.gain.device)
         if len(rows):
-            some = p[rows], None if w is None else w[rows]
-            some = some if shares is None else at_share(*some, shares[s])
-            part = merged(own, doubling_errors(exact(rows), *some), part.take(np.flatnonzero(~own)))
+            some = doubling_errors(exact(rows), *chances.take(rows, slice(s, s + 1)).at(0))
+            part = merged(own, some, part.take(np.flatnonzero(~own)))
         parts.append(part)
     return side_by_side(parts) if parts else found
-
-
-def at_share(p: Tensor, w: Tensor | None, share: Tensor) -> tuple[Tensor, Tensor | None]:
-    """p and w where keys left to chance have this probability."""
-    p = torch.where((p > 0) & (p < 1), share, p)
-    return p, None if w is None else torch.where(p > 0, 1 / p, 1.0)
 
 
 def _block(keys: Keys, p: Tensor, w: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -33,14 +33,14 @@ from torch import Tensor
 from esscher.attention.head import Head
 from esscher.attention.limit import limit
 from esscher.errors.curve import ErrorCurve, QueryErrors, concatenate, side_by_side
-from esscher.errors.doubling import Behind, Keys, doubling_errors, with_exact
+from esscher.errors.doubling import Behind, Keys, ladder_errors, with_exact
 from esscher.errors.integral import error_from_nodes, line_nodes
 from esscher.errors.scatter import in_threads
 from esscher.inputs import as_counts, generator_for
 from esscher.keep import LowRank
 from esscher.keep.chance import Neyman, Random
 from esscher.keep.context import Context
-from esscher.keep.rule import Chance, Ranked, Rule, ranking, refused
+from esscher.keep.rule import Chance, Inclusion, Ranked, Rule, Scales, ranking, refused
 from esscher.measures.base import Measure
 from esscher.measures.line import graded
 from esscher.measures.matrices import is_multiple_of_identity, product
@@ -94,28 +94,28 @@ class KeepErrors:
     def _by_chance(
         self, rule: Rule, counts: Sequence[int | None], nats: bool
     ) -> tuple[QueryErrors, Tensor]:
-        """The errors, and the keys (m, S) that each query keeps on average; sizes at which keys are
-        left to chance with one probability are found together.
+        """The errors, and the keys (m, S) that each query keeps on average. Errors are found to the
+        accuracy of the inputs, and faster, where these are float32 and many; errors so small that
+        float32 does not have their parts in float64.
         """
-        single = any(isinstance(part, Chance) for part in rule.parts)
-        single = single and self.context.dtype != torch.float64
-        shares = rule.shares(self.asked, counts) if single else None
-        begin = end = len(counts)
-        if shares is not None:
-            begin, end = int((shares <= 0).sum()), int((shares < 1).sum())
-        alone = [*counts[:begin], *counts[begin:end][:1], *counts[end:]]
-        found, sizes = [], []
-        for i, kept in enumerate(rule.ladder(self.asked, alone)):
-            p = self._and_others(kept.probability)
-            weight = None if kept.weight is None else self._and_others(kept.weight)
-            if shares is None or not begin == i < end:
-                found.append(self._by_key(p, weight, None, nats, single))
-                sizes.append(kept.size[:, None])
-                continue
-            found.append(self._by_key(p, weight, shares[begin:end], nats, single))
-            sure = kept.sure.sum(1, keepdim=True)
-            left = (kept.probability > 0).sum(1, keepdim=True) - sure
-            sizes.append(sure + left * shares[begin:end])
+        some = any(isinstance(part, Chance) for part in rule.parts)
+        large = self.context.scores.numel() > FEW_PAIRS
+        single = some and large and self.context.dtype != torch.float64
+        scales = rule.scales(self.asked, counts) if single else None
+        ladder = [scales] if scales is not None else map(_alone, rule.ladder(self.asked, counts))
+        keys, found, sizes = self._keys(single, nats), [], []
+        for chances in ladder:
+            assert chances.size is not None
+            sizes.append(chances.size)
+            chances = chances._replace(
+                gain=self._and_others(chances.gain, math.inf),
+                weight=None if chances.weight is None else self._and_others(chances.weight, 1.0),
+            )
+            errors = ladder_errors(keys, chances)
+            small = keys.relative(errors) < (SMALL if single else 0)
+            found.append(
+                with_exact(errors, small, lambda rows: self._keys(False, nats).take(rows), chances)
+            )
         return side_by_side(found), torch.cat(sizes, dim=1)
 
     def _ranked(
@@ -127,7 +127,7 @@ class KeepErrors:
         seen, sure = self.asked.visible.sum(1), held.sum(1)
         sizes = torch.maximum(sure[:, None], torch.minimum(seen[:, None], ladder)).double()
         order = self.asked.inside[ranking(free.order(self.asked))]
-        found = ranked_errors(self.context, self._and_others(held), order, ladder, sure)
+        found = ranked_errors(self.context, self._and_others(held, 1.0), order, ladder, sure)
         if nats:
             assert found.bias is not None
             assert self.asked.metric is not None
@@ -135,20 +135,6 @@ class KeepErrors:
             metric = self.asked.metric.double().cpu()[self.asked.heads.cpu()].numpy()
             found = replace(found, nats=((found.bias @ metric) * found.bias).sum(2) / 2)
         return found, sizes
-
-    def _by_key(
-        self, p: Tensor, w: Tensor | None, shares: Tensor | None, nats: bool, single: bool
-    ) -> QueryErrors:
-        """To the accuracy of the inputs, and faster, where these are float32 and many; errors so
-        small that float32 does not have their parts in float64.
-        """
-        single = single and p.numel() > FEW_PAIRS
-        keys = self._keys(single, nats)
-        found = doubling_errors(keys, p, w, shares)
-        if not single:
-            return found
-        exact = self._keys(False, nats).take
-        return with_exact(found, keys.relative(found) < SMALL, exact, p, w, shares)
 
     def _keys(self, single: bool, nats: bool) -> Keys:
         if (single, nats) not in self._made:
@@ -169,15 +155,22 @@ class KeepErrors:
             distance[rows] = replace(own, v=own.v @ roots[head].to(own.v.dtype)).distance
         return Behind(distance, heads, roots)
 
-    def _and_others(self, kept: Tensor) -> Tensor:
-        """What is kept, or counts, with all that rules do not see, such as a sink logit: that is
+    def _and_others(self, kept: Tensor, surely: float) -> Tensor:
+        """Numbers of keys with those of all that rules do not see, such as a sink logit: that is
         always kept, and counts once.
         """
         if self.context is self.asked:
             return kept
-        found = self.context.visible.to(kept.dtype, copy=True)
+        found = torch.where(self.context.visible, surely, 0.0).to(kept.dtype)
         found[:, self.asked.inside] = kept
         return found
+
+
+def _alone(kept: Inclusion) -> Scales:
+    """The chances at one size."""
+    p = kept.probability
+    gain, factor = p.masked_fill(kept.sure, math.inf), torch.ones_like(p[:, :1])
+    return Scales(gain, factor, kept.weight, size=kept.size[:, None])
 
 
 def square_root(metric: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from esscher.keep.context import Context
-from esscher.keep.rule import Chance, refused
+from esscher.keep.rule import Chance, Scales, refused
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Random(Chance):
     """
 
     name: ClassVar[str] = "random"
-    one_for_all = True
+    alike = True
     share: float | None = None
     reweight: bool = False
 
@@ -60,6 +60,10 @@ class Random(Chance):
             others = float(rest.sum(1).double().mean())
             share = min(max(float(wanted.mean()) / others, 0.0), 1.0) if others else 0.0
         return torch.tensor(share, dtype=torch.float64)
+
+    def scale(self, context: Context, rest: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor] | None:
+        shares = torch.stack([self.probability(context, rest, each) for each in wanted.unbind(1)])
+        return torch.ones_like(rest, dtype=torch.float64), shares.to(rest.device)[None]
 
 
 @dataclass(frozen=True)
@@ -119,62 +123,65 @@ class Neyman(Chance):
     def probability(self, context: Context, rest: Tensor, wanted: Tensor | None) -> Tensor:
         if wanted is None:
             wanted = torch.full_like(rest[:, 0], self.size or 0, dtype=torch.float64)
-        gains = context.gain
+        gain, factor = self._solved(context, rest, wanted[:, None])
+        return Scales(gain, factor).at(0)[0]
+
+    def scale(self, context: Context, rest: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor] | None:
+        return self._solved(context, rest, wanted)
+
+    def _solved(self, context: Context, rest: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        gain = context.gain
         if self.shared:
             inside = rest.any(0, keepdim=True)
-            gains = context.choosing.gain * (rest if context.choosers is None else inside)
-            gains = gains.square().mean(0, keepdim=True).sqrt()
+            gain = context.choosing.gain * (rest if context.choosers is None else inside)
+            gain = gain.square().mean(0, keepdim=True).sqrt()
             wanted, rest = wanted.mean(0, keepdim=True), inside
-        return fill_up(gains, rest, wanted)
+        gain = gain * rest
+        return gain, factors(gain, wanted)
 
 
-def fill_up(gain: Tensor, rest: Tensor, count: Tensor) -> Tensor:
-    """p = min(1, lambda gain) for the ``rest`` of each row (m, N), with sum p = count (m,), or 1
-    where gain > 0 if there are fewer such keys; 0 for others.
+def factors(gain: Tensor, count: Tensor) -> Tensor:
+    """(m, S): the factor with sum min(1, factor gain) = count over each row of ``gain`` (m, N), for
+    counts (m, S); infinite where no more keys have a gain.
     """
     if gain.device.type == "cpu":
-        chance = torch.empty_like(gain)
-        _fill_up(gain.numpy(), rest.numpy(), count.numpy(), chance.numpy())
-        return chance
-    gain = gain * rest
+        found = torch.empty(count.shape, dtype=gain.dtype)
+        _newton(gain.numpy(), count.numpy(), found.numpy())
+        return found
     order = gain.sort(1, descending=True).values
     behind = order.flip(1).cumsum(1).flip(1)  # gain of this key and all behind it
     surely = torch.arange(gain.shape[1], dtype=gain.dtype, device=gain.device)
     # Key i is kept surely while i + behind_i / order_i, what would be kept were its own p just 1,
     # stays below the count.
     reached = torch.where(order > 0, surely + behind / order, torch.inf)
-    first = torch.searchsorted(reached, count[:, None].contiguous())  # keys kept surely
+    first = torch.searchsorted(reached, count.contiguous())  # keys kept surely
     left = behind.gather(1, first.clamp(max=gain.shape[1] - 1))
-    factor = torch.where(
-        first < (order > 0).sum(1, keepdim=True),
-        (count[:, None] - first).clamp_min(0) / left,
-        torch.inf,
-    )
-    # 0 times infinity: never kept
-    scaled = gain * factor.where(count[:, None] > 0, 0.0)
-    return scaled.nan_to_num_(0.0, posinf=1.0).clamp_(max=1)
+    some = first < (order > 0).sum(1, keepdim=True)
+    factor = torch.where(some, (count - first).clamp_min(0) / left, torch.inf)
+    return factor.where(count > 0, 0.0)
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
-def _fill_up(gain: Any, rest: Any, count: Any, chance: Any) -> None:
-    """Newton's method for lambda, from below: the sum is concave, so that every step keeps more
-    keys surely, and the last none.
+def _newton(gain: Any, count: Any, found: Any) -> None:
+    """Newton's method from below: the sum is concave, so that every step keeps more keys surely,
+    and the last none.
     """
     for i in range(len(gain)):
-        own, factor, before = chance[i], 0.0, -1.0
-        for j in range(own.size):
-            own[j] = gain[i, j] * rest[i, j]
-        while True:
-            surely, left = 0.0, 0.0
-            for j in range(own.size):
-                full = 1.0 if own[j] * factor >= 1 else 0.0
-                surely += full
-                left += own[j] * (1 - full)
-            if surely == before:
-                break
-            before = surely
-            factor = max(count[i] - surely, 0.0) / left if left > 0 else np.inf
-            if factor == np.inf or factor == 0:
-                break
-        for j in range(own.size):
-            own[j] = min(own[j] * factor, 1.0) if own[j] > 0 else 0.0
+        own = gain[i]
+        for s in range(count.shape[1]):
+            factor, before = 0.0, -1.0
+            if s and count[i, s - 1] <= count[i, s]:
+                factor = found[i, s - 1]
+            while 0 <= factor < np.inf and count[i, s] > 0:
+                surely, left = 0.0, 0.0
+                for j in range(own.size):
+                    full = 1.0 if own[j] * factor >= 1 else 0.0
+                    surely += full
+                    left += own[j] * (1 - full)
+                if surely == before:
+                    break
+                before = surely
+                factor = max(count[i, s] - surely, 0.0) / left if left > 0 else np.inf
+                if factor == 0:
+                    break
+            found[i, s] = factor

@@ -18,7 +18,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -106,6 +106,32 @@ class Inclusion:
         return self.probability.sum(1)
 
 
+class Scales(NamedTuple):
+    """Probabilities min(1, factor gain) at S sizes; a sure key has an infinite gain. Kept keys
+    count ``weight`` times, or one over their probability.
+    """
+
+    gain: Tensor  # (m, N) float64
+    factor: Tensor  # (m, S)
+    weight: Tensor | None = None  # (m, N)
+    reweight: bool = False
+    alike: bool = False  # gains are 0, 1 and infinite, and all queries have one factor
+    size: Tensor | None = None  # (m, S): keys kept on average
+
+    def take(self, rows: slice | Tensor, sizes: slice = slice(None)) -> Scales:
+        """For some of the queries, at some of the sizes."""
+        weight = None if self.weight is None else self.weight[rows]
+        return self._replace(
+            gain=self.gain[rows], factor=self.factor[rows, sizes], weight=weight, size=None
+        )
+
+    def at(self, place: int) -> tuple[Tensor, Tensor | None]:
+        """p and w at one size."""
+        p = self.gain * self.factor[:, place, None]  # 0 times infinity: never kept
+        p = p.nan_to_num_(0.0, posinf=1.0).clamp_(max=1).masked_fill_(self.gain == torch.inf, 1.0)
+        return p, torch.where(p > 0, 1 / p, 1.0) if self.reweight else self.weight
+
+
 class Rule(ABC):
     """Which keys each query keeps: one part, or a union of parts."""
 
@@ -149,19 +175,27 @@ class Rule(ABC):
             weight = (p == 0).double().add_(p).reciprocal_() if reweight else None
             yield Inclusion(p, weight)
 
-    def shares(self, context: Context, counts: Sequence[int | None]) -> Tensor | None:
-        """The probability (S,) of the keys that are left to chance at each n of a rising ladder;
-        None where it differs from key to key.
+    def scales(self, context: Context, counts: Sequence[int | None]) -> Scales | None:
+        """The chances at every n of a ladder, where the part without a number is the only one that
+        leaves keys to chance and scales.
         """
         chances = [part for part in self.parts if isinstance(part, Chance)]
-        if len(chances) != 1 or chances[0] is not self.free or not chances[0].one_for_all:
+        if len(chances) != 1 or chances[0] is not self.free:
             return None
         held = self.start(context, counts)
-        rest, kept = context.visible & ~held, held.sum(1).double()
-        found = torch.stack(
-            [chances[0].probability(context, rest, (n or 0) - kept) for n in counts]
-        )
-        return found.to(rest.device) if bool((found.diff() > 0).all()) else None
+        rest, kept = context.visible & ~held, held.sum(1, keepdim=True).double()
+        n = torch.tensor([count or 0 for count in counts], device=kept.device)
+        found = chances[0].scale(context, rest, n - kept)
+        if found is None:
+            return None
+        gain, factor = found
+        gain = gain * rest
+        size = kept + torch.where(factor < torch.inf, n - kept, (gain > 0).sum(1, keepdim=True))
+        if chances[0].alike:
+            size = kept + factor * rest.sum(1, keepdim=True)
+        gain = gain.masked_fill_(held, torch.inf)
+        factor = factor.expand(len(gain), -1)
+        return Scales(gain, factor, None, chances[0].reweight, chances[0].alike, size)
 
     def start(self, context: Context, counts: Sequence[int | None]) -> Tensor:
         """The keys that parts with numbers keep, (m, N), after a check of every n of a ladder."""
@@ -335,13 +369,19 @@ class Chance(Part):
 
     reweight: bool
     shared: bool = False  # whether one draw of a key serves all queries
-    one_for_all: ClassVar[bool] = False  # whether all keys have one probability
+    alike: ClassVar[bool] = False  # whether all keys have one probability
 
     @abstractmethod
     def probability(self, context: Context, rest: Tensor, wanted: Tensor | None) -> Tensor:
         """(m, N), or a number for all; that of keys outside ``rest`` does not matter. ``wanted``
         (m,): keys to keep on average, None with a number of its own.
         """
+
+    def scale(self, context: Context, rest: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Gains (m, N) and factors (m, S), or one row for all, so that min(1, factor gain) is the
+        probability where a query keeps ``wanted`` (m, S) keys; None where it is not such a product.
+        """
+        return None
 
 
 @dataclass(frozen=True)
