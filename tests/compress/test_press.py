@@ -33,13 +33,13 @@ def pressed(press: Any, text: Text) -> Any:
 
 def test_a_cache_that_is_smaller_for_every_head(text: Text) -> None:
     """The keys that es.compress keeps, and the logits of a decode on them."""
-    press = EsscherPress(0.5, "fisher", "uniform", sinks=1, recent=2)
+    press = EsscherPress(0.5, split="uniform", sinks=1, recent=2)
     cache, model = pressed(press, text), text.source.loaded.model
     ids = text.ids[:, text.tokens :]
     before = model.config._attn_implementation
     try:
         kept = es.compress(
-            model, text.ids[:, : text.tokens], 0.5, None, "fisher", "uniform", sinks=1, recent=2
+            model, text.ids[:, : text.tokens], 0.5, None, press.rule, "uniform", sinks=1, recent=2
         )
         for mine, theirs in zip(kept.layers, cache.layers, strict=True):
             assert theirs.keys.shape[2] == text.tokens // 2
@@ -54,19 +54,6 @@ def test_a_cache_that_is_smaller_for_every_head(text: Text) -> None:
     with torch.no_grad():
         found = model(input_ids=ids, past_key_values=cache, position_ids=places).logits
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
-
-
-def test_a_refit_for_kvpress_changes_values_alone(text: Text) -> None:
-    """Its attention knows no weights of keys."""
-    press = EsscherPress(0.5, split="uniform", sinks=1, recent=2)
-    cache = pressed(press, text)
-    assert press.found is not None
-    choice = press.found.choice
-    assert all(bool((rows == 1).all()) for rows in choice.weight.values())
-    values = choice.values[0][choice.kept[0]].view(cache.layers[0].values.shape)
-    torch.testing.assert_close(cache.layers[0].values, values)
-    before = text.prompt.held.cache.layers[0].values[0][choice.kept[0]]
-    assert float((values.flatten() - before.flatten()).abs().max()) > 1e-3
 
 
 def test_heads_of_different_sizes_are_hidden(text: Text, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,9 +94,11 @@ def test_scores_are_those_of_the_rule(text: Text) -> None:
     torch.testing.assert_close(press.score(*given)[0], text.prompt.scores(rule)[1])
 
 
-def test_a_bad_ratio() -> None:
+def test_what_a_press_refuses() -> None:
     with pytest.raises(ValueError, match="compression_ratio: expected a share from 0 up to 1"):
         EsscherPress(1.0)
+    with pytest.raises(ValueError, match=r"gives keys weights.*; use fisher\+values"):
+        EsscherPress(0.5, "fisher+refit")
 
 
 @pytest.mark.parametrize("split", ["uniform", "exact"])

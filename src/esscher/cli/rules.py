@@ -13,7 +13,7 @@ def rules(as_json: Json = False) -> None:
     """List the eviction rules that --rules takes: what each keeps, and where it runs.
 
     Numbers follow a colon, and rules join with +, e.g. sinks:4+recent:256. In esscher compress
-    +refit at the end of a rule refits the values of kept keys.
+    +refit at the end of a rule gives kept keys new values and weights, +values values alone.
 
     Example: esscher rules
     """

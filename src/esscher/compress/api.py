@@ -19,7 +19,7 @@ from esscher.compress.choose import (
 from esscher.compress.price import Price, price, smallest_share
 from esscher.compress.prompt import Prompt, Settings
 from esscher.compress.refit import chosen
-from esscher.compress.spec import REFIT
+from esscher.compress.spec import parted
 from esscher.hf.capture import refusal
 from esscher.hf.loading import positions
 from esscher.hf.maps import head_projections
@@ -73,7 +73,8 @@ def compress(
     what a tokenizer returns, or text (give the tokenizer). Give one of ``keep`` (share of the
     cache, 0.1 keeps a tenth of the keys) and ``kl`` (loss in nats per token that may be added; the
     smallest cache with that predicted loss is made). ``rule``: an eviction rule; with "+refit" at
-    its end the kept keys get new values and a weight. ``split``: how heads share the budget.
+    its end the kept keys get new values and weights, with "+values" values alone. ``split``: how
+    heads share the budget.
     ``cache.compression`` says what was done, with the predicted loss.
 
     ``sinks``, ``recent``: first and last keys that are always kept. ``observe``: last queries that
@@ -130,11 +131,9 @@ def choose_keys(
     split: str | None,
     tokenizer: Any,
     settings: Settings,
-    *,
-    weighted: bool = True,
 ) -> Found:
     """Read a prompt, ids (1, P), and choose the keys of its cache; arguments as in
-    :func:`compress`. ``weighted``: a refit may give keys a weight.
+    :func:`compress`.
     """
     if (keep is None) == (kl is None):
         raise ValueError(f"keep, kl: give one of them, got keep={keep} and kl={kl}")
@@ -143,7 +142,7 @@ def choose_keys(
     if kl is not None and not 0 < kl < math.inf:
         raise ValueError(f"kl: expected a loss above 0 nats per token, got {kl}")
     made = cache_rule(rule, settings.sinks, settings.recent)
-    refitted = isinstance(rule, str) and rule.endswith(REFIT)
+    plain, end = parted(rule) if isinstance(rule, str) else (rule, "")
     split = _check_split(made, split)
     least = settings.sinks + settings.recent
     if ids.shape[1] <= least + 1:
@@ -158,17 +157,15 @@ def choose_keys(
         prompt = Prompt(model, ids, [made], head_projections(model), tokenizer, settings)
         if keep is None:
             assert kl is not None
-            choice, cost = smallest_share(prompt, made, split, kl, refitted=refitted)
+            choice, cost = smallest_share(prompt, made, split, kl, end)
         else:
             generator = torch.Generator().manual_seed(settings.seed)
-            how = {"refitted": refitted, "weighted": weighted}
-            choice = chosen(prompt, made, keep, split, generator, **how)
+            choice = chosen(prompt, made, keep, split, generator, end)
             cost = price(prompt, choice)
     finally:
         for parameter in trainable:
             parameter.requires_grad_(True)
-    name = str(parse(rule.removesuffix(REFIT) if isinstance(rule, str) else rule))
-    return Found(prompt, made, split, choice, cost, name + REFIT * bool(choice.values))
+    return Found(prompt, made, split, choice, cost, f"{parse(plain)}{end}")
 
 
 def _check_model(model: Any) -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from esscher.compress.prompt import Place, Prompt, Scores, by_layer
-from esscher.compress.spec import REFIT
+from esscher.compress.spec import parted
 from esscher.hf.call import AttentionCall
 from esscher.hf.interventions import Kept
 from esscher.keep import Recent, Sinks, parse
@@ -81,7 +81,7 @@ class Choice:
 
 def cache_rule(text: str | Rule, sinks: int, recent: int) -> Rule:
     """The rule for a cache: a ranking by scores alone also keeps the first and the last keys."""
-    rule = parse(text.removesuffix(REFIT) if isinstance(text, str) else text)
+    rule = parse(parted(text)[0] if isinstance(text, str) else text)
     lone = len(rule.parts) == 1 and isinstance(rule.free, Ranked | Chance)
     if not lone or isinstance(rule.free, Sinks | Recent):
         return rule

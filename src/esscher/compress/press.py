@@ -17,6 +17,7 @@ from torch import Tensor
 
 from esscher.compress.api import Found, choose_keys
 from esscher.compress.prompt import Settings
+from esscher.compress.spec import REFIT, VALUES, parted
 
 try:
     from kvpress import ScorerPress as _Base
@@ -27,7 +28,7 @@ except ImportError:
 class EsscherPress(_Base):  # type: ignore[misc]
     """``compression_ratio``: share of the cache that is removed. ``rule``, ``split``, ``sinks``,
     ``recent``, ``observe``, ``replay``: as in :func:`esscher.compress`. ``tokenizer``: for the
-    instruction of a replay. A refit changes values alone: kvpress's attention knows no weights.
+    instruction of a replay. The attention of kvpress knows no weights of keys.
 
     Where all heads of a layer keep the same number of keys (``split="uniform"`` or ``"pages"``),
     its cache gets smaller. Else dropped keys are named in ``module.masked_key_indices``, as AdaKV
@@ -39,7 +40,7 @@ class EsscherPress(_Base):  # type: ignore[misc]
     def __init__(
         self,
         compression_ratio: float = 0.9,
-        rule: str = "fisher+refit",
+        rule: str = "fisher+values",
         split: str | None = None,
         *,
         tokenizer: Any = None,
@@ -52,6 +53,11 @@ class EsscherPress(_Base):  # type: ignore[misc]
         if not 0 <= compression_ratio < 1:
             raise ValueError(
                 f"compression_ratio: expected a share from 0 up to 1, got {compression_ratio}"
+            )
+        if parted(rule)[1] == REFIT:
+            raise ValueError(
+                f"rule: {rule} gives keys weights, which kvpress does not know; use"
+                f" {parted(rule)[0]}{VALUES}"
             )
         self.compression_ratio, self.rule, self.split = compression_ratio, rule, split
         self.tokenizer = tokenizer
@@ -79,7 +85,6 @@ class EsscherPress(_Base):  # type: ignore[misc]
                         self.split,
                         self.tokenizer,
                         self.settings,
-                        weighted=False,
                     )
             finally:
                 self._reading = False

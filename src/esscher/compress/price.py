@@ -93,7 +93,7 @@ def price(prompt: Prompt, choice: Choice) -> Price:
 
 
 def smallest_share(
-    prompt: Prompt, rule: Rule, split: str, kl: float, *, refitted: bool = False
+    prompt: Prompt, rule: Rule, split: str, kl: float, end: str = ""
 ) -> tuple[Choice, Price]:
     """The keys of the smallest cache whose predicted loss is at most ``kl``, and their price.
 
@@ -105,7 +105,7 @@ def smallest_share(
     def at(i: int) -> tuple[Choice, Price]:
         if i not in tried:
             generator = torch.Generator().manual_seed(0)
-            choice = chosen(prompt, rule, shares[i], split, generator, refitted=refitted)
+            choice = chosen(prompt, rule, shares[i], split, generator, end)
             tried[i] = choice, price(prompt, choice)
         return tried[i]
 

@@ -34,6 +34,7 @@ from torch import Tensor
 
 from esscher.compress.choose import Choice, choose
 from esscher.compress.prompt import Prompt
+from esscher.compress.spec import REFIT
 from esscher.hf.call import AttentionCall
 from esscher.keep.rule import Rule
 
@@ -59,13 +60,11 @@ def chosen(
     share: float,
     split: str,
     generator: torch.Generator | None = None,
-    *,
-    refitted: bool,
-    weighted: bool = True,
+    end: str = "",
 ) -> Choice:
-    """The keys that a rule keeps of a prompt, refitted where that is asked for."""
+    """The keys that a rule keeps of a prompt, refitted as the end of its text says."""
     choice = choose(prompt, rule, share, split, generator)
-    return refit(prompt, choice, prompt.sure(rule), weighted=weighted) if refitted else choice
+    return refit(prompt, choice, prompt.sure(rule), weighted=end == REFIT) if end else choice
 
 
 def refit(

@@ -18,7 +18,8 @@ from esscher.runs import RunSpec, register
 
 PREFILL, ENCODED = 1024, 256  # tokens of a prompt; of a text for an encoder
 DECODE = 128
-REFIT = "+refit"  # end of a rule's text: kept keys get new values and weights
+# ends of a rule's text: kept keys get new values and weights; new values alone
+REFIT, VALUES = "+refit", "+values"
 RULES = (
     "fisher+refit",
     "fisher",
@@ -32,6 +33,12 @@ RULES = (
     "random",
 )
 EVERY = ("random", "sinks:1+recent", "expected", "heavy", "impact", "topk")  # each query its own
+
+
+def parted(text: str) -> tuple[str, str]:
+    """A rule's text without its end, and the end: ``REFIT``, ``VALUES`` or nothing."""
+    end = next((end for end in (REFIT, VALUES) if text.endswith(end)), "")
+    return text.removesuffix(end), end
 
 
 class CompressSpec(RunSpec):
@@ -56,7 +63,7 @@ class CompressSpec(RunSpec):
         default=None,
         description=(
             "eviction rules, e.g. fisher or sinks:4+recent, with +refit at the end to give"
-            " kept keys new values and weights; may be repeated"
+            " kept keys new values and weights, +values values alone; may be repeated"
         ),
     )
     splits: tuple[Literal["uniform", "cut", "layer", "pages", "exact"], ...] | None = Field(
@@ -154,9 +161,7 @@ class CompressSpec(RunSpec):
         texts = (value,) if isinstance(value, str) else tuple(value)
         if not texts or not all(isinstance(text, str) for text in texts):
             raise ValueError(f"expected a list of rules, got {value!r}")
-        found = (
-            open_rules(text.removesuffix(REFIT))[0] + REFIT * text.endswith(REFIT) for text in texts
-        )
+        found = (open_rules(rule)[0] + end for rule, end in map(parted, texts))
         return tuple(dict.fromkeys(found))
 
     @field_validator("layers")

@@ -19,7 +19,7 @@ from esscher.compress.price import head_errors, nats, smallest_share, with_cross
 from esscher.compress.prompt import Prompt, Settings
 from esscher.compress.refit import chosen
 from esscher.compress.session import Source
-from esscher.compress.spec import REFIT
+from esscher.compress.spec import parted
 from esscher.hf.call import AttentionCall
 from esscher.hf.gradients import DRAWS, drawn_gradients
 from esscher.hf.interventions import Kept, check_acted
@@ -115,11 +115,11 @@ class Text:
     def choice(self, cell: Cell) -> Choice:
         """What a cell keeps; the same for the same cell and text."""
         rule, kl = self.source.rules[cell.rule], self.source.spec.kl
-        refitted = cell.rule.endswith(REFIT)
+        _, end = parted(cell.rule)
         if kl is not None:
-            return smallest_share(self.prompt, rule, cell.split, kl, refitted=refitted)[0]
+            return smallest_share(self.prompt, rule, cell.split, kl, end)[0]
         generator = self._generator("draw", cell.draw)
-        return chosen(self.prompt, rule, cell.keep, cell.split, generator, refitted=refitted)
+        return chosen(self.prompt, rule, cell.keep, cell.split, generator, end)
 
     def left(self, choice: Choice, call: AttentionCall) -> Kept | None:
         """What a layer's queries have left under a choice; None where the layer drops nothing."""
