@@ -70,8 +70,9 @@ docs-full: $(LLM)  ## every command of the first ten minutes on the real models,
 bench: $(STAMP)  ## every benchmark: measured ratio against its bar
 	$(BIN)/python benchmarks/run.py
 
-profile: $(LLM)  ## where the time goes: curve, rules, probe, compress
+profile: $(LLM)  ## where the time goes, and what every command makes one wait for
 	$(BIN)/python benchmarks/seconds.py
+	$(BIN)/python benchmarks/first_line.py
 
 format: $(STAMP)  ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .

@@ -5,6 +5,7 @@ merging, rows to store.
 from __future__ import annotations
 
 import math
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from esscher.hf.call import AttentionCall, score
 from esscher.hf.capture import forward
 from esscher.hf.loading import wrap_model
-from esscher.probe.measure import LayerState, join, layer_tables, pack, unpack
+from esscher.probe.measure import LayerState, for_heads, join, layer_tables, pack, unpack
 from esscher.probe.pools import capture_queries, corpus_layer
 from esscher.probe.session import Session, open_session
 from esscher.probe.spec import ProbeSpec
@@ -88,6 +89,28 @@ def test_parts_of_the_corpus_merge_to_one_pass(
         torch.testing.assert_close(a.cov, b.cov, rtol=1e-6, atol=1e-9)
         torch.testing.assert_close(a.mean, b.mean, rtol=1e-6, atol=1e-9)
     assert_same_tables(tables_of(parts, merged), tables_of(llama, whole), 1e-5)
+
+
+def test_heads_share_threads_and_each_gives_the_bits_of_one_thread(
+    llama: Session,
+) -> None:
+    before, cpu = torch.get_num_threads(), torch.device("cpu")
+    heads, barrier = [3, 1, 2], threading.Barrier(3, timeout=60)  # passed by three at once
+
+    def threads(head: int) -> tuple[int, int]:
+        barrier.wait()
+        return head, torch.get_num_threads()
+
+    try:
+        torch.set_num_threads(6)
+        assert list(for_heads(threads, heads, cpu)) == [(head, 2) for head in heads]
+        assert torch.get_num_threads() == 6
+        torch.set_num_threads(1)
+        alone = corpus_layer(llama, 1, 0)
+        torch.set_num_threads(4)
+        assert pack(corpus_layer(llama, 1, 0)) == pack(alone)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_bytes_give_the_state_back(llama: Session, whole: LayerState) -> None:

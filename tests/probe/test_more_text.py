@@ -19,6 +19,7 @@ from esscher.probe.curves import headline, headline_numbers
 from esscher.probe.session import Queries, Session, spread
 from esscher.probe.spec import ProbeSpec, drawn_ladder
 from esscher.probe.statistic import HeadEnd, HeadView, LayerMoments, Result
+from esscher.probe.statistics import more_text
 from esscher.probe.statistics.errors import Draws
 from esscher.probe.statistics.more_text import MoreText, Pieces
 from tests.models.probe_runs import few_texts, save_tiny
@@ -68,7 +69,11 @@ def found_of(whole: HeadView, state: Pieces | None = None) -> Result:
     return statistic.finish(found, end)
 
 
-def test_numbers_on_parts_are_those_of_curves_on_these_parts() -> None:
+@pytest.mark.parametrize("room", [more_text.ROOM, 1], ids=["at once", "one by one"])
+def test_numbers_on_parts_are_those_of_curves_on_these_parts(
+    room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(more_text, "ROOM", room)
     q, k, v = tokens()
     table = found_of(head(q, k, v)).tables["endless"].set_index("number")
     n, kept = drawn_ladder(SPEC, KEYS), KEPT

@@ -31,7 +31,7 @@ from esscher.probe.measure import (
     unpack,
 )
 from esscher.probe.moments import check_moments, moment_units, unit_moments, with_moments
-from esscher.probe.pools import corpus_layer, window_layers
+from esscher.probe.pools import corpus_heads, corpus_layer, window_layers
 from esscher.probe.session import FEWEST, OBJECT, Session, open_session
 from esscher.probe.spec import ProbeSpec, read_settings
 from esscher.probe.statistics import check_registered, statistics_of
@@ -108,7 +108,8 @@ def compute(session: Session, unit: Unit) -> Mapping[str, Any]:
         found["parity"] = [{"parity": parity(session.loaded.model)}]
     if "heads" in unit:
         (layer,) = unit["layers"]
-        found |= layer_tables(session, corpus_layer(session, layer, 0, unit["heads"]))
+        state, measure = corpus_heads(session, layer, 0)
+        found |= layer_tables(session, state, unit["heads"], measure)
         needed = found["heads"]["tokens_needed_10pct"].median()
         advance(1.0, {"layer": layer, "heads": len(unit["heads"]), "tokens for 10 %": needed})
         if unit["heads"][0] != session.heads(layer)[0]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 import torch
@@ -38,8 +39,10 @@ from esscher.probe.statistic import (
 from esscher.probe.statistics import statistics_of
 from esscher.probe.statistics.errors import MOMENT_EXPONENTS
 from esscher.runs.columns import Column, with_ends
-from esscher.tails import extremes
+from esscher.runs.progress import advance
 from esscher.tails.extremes import MEANINGS, TokenTails
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,10 @@ class LayerState:
     moments: LayerMoments
     gram: Tensor | None
     heads: dict[int, HeadState | str]
+
+    @property
+    def device(self) -> torch.device:
+        return self.moments.pair.mean.device
 
 
 def join(a: LayerState, b: LayerState, statistics: Sequence[Statistic]) -> LayerState:
@@ -95,6 +102,25 @@ def _joined(
     }
     rest = (torch.cat([getattr(x, key) for x in (a, b)]) for key in ("queries", "kept", "keys"))
     return HeadState({}, found, *rest)
+
+
+def for_heads(
+    task: Callable[[int], _T], heads: Sequence[int], device: torch.device
+) -> Iterator[_T]:
+    """What a task returns for each head, in their order. On the CPU heads share torch's threads:
+    one head's operations are too small for two.
+    """
+    threads = torch.get_num_threads()
+    at_once = min(threads, len(heads)) if device.type == "cpu" else 1
+    if at_once < 2:
+        yield from map(task, heads)
+        return
+    pool = ThreadPoolExecutor(at_once, "heads", torch.set_num_threads, (threads // at_once,))
+    try:
+        yield from pool.map(task, heads)
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(threads)  # for threads to come; this one kept its own
 
 
 # ---- rows of tables
@@ -133,29 +159,40 @@ def columns(spec: ProbeSpec) -> dict[str, tuple[Column, ...]]:
     return found
 
 
-def layer_tables(session: Session, state: LayerState) -> dict[str, pd.DataFrame]:
-    """Rows of every table for one layer. States of a corpus are reduced one head at a time."""
-    notes, largest = dict[str, Any](), state.moments.extremes
-    tails = None if largest is None else extremes.finish(largest)
+def layer_tables(
+    session: Session,
+    state: LayerState,
+    heads: Sequence[int] | None = None,
+    measure: Callable[[int], HeadState | str] | None = None,
+) -> dict[str, pd.DataFrame]:
+    """Rows of every table for one layer. ``measure`` gives the state of each of the ``heads``; by
+    default those of ``state`` are taken from it.
+    """
+    notes, tails = dict[str, Any](), state.moments.tails
     declared = columns(session.spec)
-    heads: list[dict[str, Any]] = []
-    long: dict[str, list[pd.DataFrame]] = {}
-    for number in list(state.heads):
-        known = state.heads.pop(number)  # a state is large
+    numbers = list(state.heads) if heads is None else heads
+
+    of = state.heads.pop if measure is None else measure
+
+    def finished(number: int) -> tuple[dict[str, Any], list[tuple[str, pd.DataFrame]]]:
         head = head_of(session, state.info, number, notes)
         try:
-            if isinstance(known, str):
-                raise ValueError(known or f"no query sees {FEWEST} keys; use longer windows")
-            row, tables = _finished(session, state, tails, head, known)
+            return _finished(session, state, tails, head, of)
         except ValueError as reason:
-            row, tables = failed_row(session, state.info.layer, number, str(reason)), []
-        heads.append(row)
+            return failed_row(session, state.info.layer, number, str(reason)), []
+
+    rows: list[dict[str, Any]] = []
+    long: dict[str, list[pd.DataFrame]] = {}
+    made = for_heads(finished, numbers, state.device)
+    for number, (row, tables) in zip(numbers, made, strict=True):
+        rows.append(row)
         for name, frame in tables:
-            rows = frame.assign(layer=state.info.layer, head=number)
+            own = frame.assign(layer=state.info.layer, head=number)
             wanted = [column.key for column in declared[name]]
-            _expect(f"table {name}", rows.columns, wanted)
-            long.setdefault(name, []).append(rows[wanted])
-    found = {"heads": pd.DataFrame(heads), "layers": pd.DataFrame([layer_row(state, tails)])}
+            _expect(f"table {name}", own.columns, wanted)
+            long.setdefault(name, []).append(own[wanted])
+        advance(len(rows) / len(numbers))
+    found = {"heads": pd.DataFrame(rows), "layers": pd.DataFrame([layer_row(state, tails)])}
     return found | {name: pd.concat(frames, ignore_index=True) for name, frames in long.items()}
 
 
@@ -164,13 +201,16 @@ def _finished(
     layer: LayerState,
     tails: TokenTails | None,
     head: Head,
-    known: HeadState,
+    of: Callable[[int], HeadState | str],
 ) -> tuple[dict[str, Any], list[tuple[str, pd.DataFrame]]]:
-    """The row of a head, and its rows of long tables."""
-    statistics = statistics_of(session.spec)
+    """The row of a head, and its rows of long tables; ``of`` gives its state."""
+    statistics, known = statistics_of(session.spec), of(head.head)
+    if isinstance(known, str):
+        raise ValueError(known or f"no query sees {FEWEST} keys; use longer windows")
     found = {name: dict(numbers) for name, numbers in known.found.items()}
-    for each in statistics if known.states else ():
-        reduced = each.reduce(known.states[each.name], head)
+    states, known = dict(known.states), replace(known, states={})
+    for each in statistics if states else ():
+        reduced = each.reduce(states.pop(each.name), head)  # a state is large
         found[each.name] = {**reduced, **found.get(each.name, {})}
     queries, asked = session.queries.take(known.queries.numpy()), len(session.queries)
     notes = [layer.info.note] if layer.info.note else []

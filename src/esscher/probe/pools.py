@@ -12,6 +12,7 @@ once; states of several parts are stored, and merge.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -24,7 +25,7 @@ from torch.nn.functional import pad
 
 from esscher.hf.call import AttentionCall, at_least_single
 from esscher.hf.capture import forward
-from esscher.probe.measure import HeadState, LayerState, head_of
+from esscher.probe.measure import HeadState, LayerState, for_heads, head_of
 from esscher.probe.session import FEWEST, Indices, Session
 from esscher.probe.statistic import (
     OVERFLOW,
@@ -36,6 +37,7 @@ from esscher.probe.statistic import (
     token_tensors,
 )
 from esscher.probe.statistics import statistics_of
+from esscher.runs.executors import give_back
 from esscher.runs.progress import advance
 
 KEY_BLOCK = 8192
@@ -225,63 +227,84 @@ class HeldLayer:
 
 def pooled_tokens(
     session: Session, captured: AttentionCall, batch: Indices
-) -> tuple[LayerMoments, tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Of the pooled tokens of a batch of windows: moments; and keys, values, positions, pieces."""
+) -> tuple[LayerMoments, tuple[Tensor, Tensor, Tensor]]:
+    """Of the pooled tokens of a batch of windows: moments; and keys, values, and (B, 2) positions
+    and pieces.
+    """
     masks = (session.pooled, session.pieces)
     pooled, pieces = (torch.from_numpy(mask[batch]).to(captured.query.device) for mask in masks)
     hidden = None if captured.hidden is None else at_least_single(captured.hidden)[pooled]
     q, k, v = token_tensors(captured, pooled)
-    return LayerMoments.of(q, k, hidden), (k, v, pooled.nonzero()[:, 1], pieces[pooled])
+    places = torch.stack([pooled.nonzero()[:, 1], pieces[pooled]], 1)
+    return LayerMoments.of(q, k, hidden), (k, v, places)
+
+
+class _Asked:
+    """Queries of layers, as the windows that have some pass by."""
+
+    def __init__(self, session: Session) -> None:
+        self.session, self.statistics = session, statistics_of(session.spec)
+        self.windows = set(session.query_windows.tolist())
+        self.info: dict[int, LayerInfo] = {}
+        self.parts = defaultdict[int, list[tuple[Tensor, dict[str, Numbers]]]](list)
+
+    def see(self, captured: AttentionCall, batch: Indices) -> None:
+        self.info[captured.layer] = LayerInfo.of(captured)
+        for place, window in enumerate(batch.tolist()):
+            if window in self.windows:
+                own = own_call(self.session, captured, place, window)
+                rest = resting(self.session, window)
+                numbers = {each.name: each.in_window(own, rest) for each in self.statistics}
+                self.parts[captured.layer].append((at_least_single(own.query[0]), numbers))
+
+    def found(self) -> dict[int, LayerQueries]:
+        found = {}
+        for layer, parts in self.parts.items():
+            queries, numbers = zip(*parts, strict=True)
+            joined = {
+                name: {key: torch.cat([one[name][key] for one in numbers], 1).cpu() for key in own}
+                for name, own in numbers[0].items()
+            }
+            found[layer] = LayerQueries(self.info[layer], torch.cat(queries, dim=1), joined)
+        return found
 
 
 def capture_queries(session: Session, layers: Sequence[int]) -> dict[int, LayerQueries]:
     """The queries of some layers, by forward passes over their windows."""
-    statistics = statistics_of(session.spec)
-    info: dict[int, LayerInfo] = {}
-    parts: dict[int, list[tuple[Tensor, dict[str, Numbers]]]] = {layer: [] for layer in layers}
-
-    def sink(captured: AttentionCall, batch: Indices) -> None:
-        info[captured.layer] = LayerInfo.of(captured)
-        for place, window in enumerate(batch.tolist()):
-            own, rest = own_call(session, captured, place, window), resting(session, window)
-            numbers = {each.name: each.in_window(own, rest) for each in statistics}
-            parts[captured.layer].append((at_least_single(own.query[0]), numbers))
-
-    session.run(session.query_windows, layers, sink)
-    found = {}
-    for layer in layers:
-        queries, numbers = zip(*parts[layer], strict=True)
-        joined = {
-            name: {key: torch.cat([one[name][key] for one in numbers], 1).cpu() for key in own}
-            for name, own in numbers[0].items()
-        }
-        found[layer] = LayerQueries(info[layer], torch.cat(queries, dim=1), joined)
-    return found
+    asked = _Asked(session)
+    session.run(session.query_windows, layers, asked.see)
+    return asked.found()
 
 
 def hold(session: Session, layers: tuple[int, ...], part: int) -> dict[int, HeldLayer]:
-    """Queries, moments and pooled tokens of some layers over one part of the corpus."""
+    """Queries, moments and pooled tokens of some layers over one part of the corpus; queries come
+    from the same forward passes where the part has all of their windows.
+    """
+    windows, asked = session.parts[part], _Asked(session)
+    together = bool(np.isin(session.query_windows, windows).all())
     moments: dict[int, LayerMoments] = {}
-    blocks: dict[int, list[tuple[Tensor, ...]]] = {layer: [] for layer in layers}
+    tokens: dict[int, tuple[Tensor, ...]] = {}  # made at once: joined blocks would be there twice
+    total, seen = int(session.pooled[windows].sum()), Counter[int]()
 
     def sink(captured: AttentionCall, batch: Indices) -> None:
-        layer, (own, tokens) = captured.layer, pooled_tokens(session, captured, batch)
+        if together:
+            asked.see(captured, batch)
+        layer, (own, block) = captured.layer, pooled_tokens(session, captured, batch)
         moments[layer] = moments[layer].merge(own) if layer in moments else own
-        blocks[layer].append(tokens)
+        if layer not in tokens:
+            tokens[layer] = tuple(x.new_empty(*x.shape[:-2], total, x.shape[-1]) for x in block)
+        some = slice(seen[layer], seen[layer] + block[0].shape[-2])
+        for held, x in zip(tokens[layer], block, strict=True):
+            held[..., some, :] = x
+        seen[layer] = some.stop
 
-    session.run(session.parts[part], layers, sink)
-    queries = session.once(capture_queries, layers)
+    session.run(windows, layers, sink)
+    queries = asked.found() if together else session.once(capture_queries, layers)
     found = {}
     for layer in layers:
-        k, v, positions, pieces = zip(*blocks.pop(layer), strict=True)
-        found[layer] = HeldLayer(
-            queries[layer],
-            moments[layer],
-            torch.cat(k, dim=1),
-            torch.cat(v, dim=1),
-            torch.cat(positions),
-            torch.cat(pieces),
-        )
+        k, v, places = tokens.pop(layer)
+        found[layer] = HeldLayer(queries[layer], moments[layer], k, v, places[:, 0], places[:, 1])
+    give_back()
     return found
 
 
@@ -291,20 +314,32 @@ def held_layer(session: Session, layer: int, part: int = 0) -> HeldLayer:
     return session.once(hold, block, part)[layer]
 
 
-def corpus_layer(
-    session: Session, layer: int, part: int, heads: Sequence[int] | None = None
-) -> LayerState:
-    """The states of a layer's heads over one part."""
+Measure = Callable[[int], HeadState | str]
+
+
+def corpus_heads(session: Session, layer: int, part: int) -> tuple[LayerState, Measure]:
+    """A layer over one part, and what gives the state of one of its heads."""
     held, statistics = held_layer(session, layer, part), statistics_of(session.spec)
-    every, notes = session.heads(layer) if heads is None else heads, dict[str, object]()
-    states: dict[int, HeadState | str] = {}
-    for place, head in enumerate(every):
+    notes = dict[str, object]()
+
+    def measure(head: int) -> HeadState | str:
         try:
-            states[head] = _head_state(session, held, head, statistics, notes)
+            return _head_state(session, held, head, statistics, notes)
         except ValueError as reason:
-            states[head] = str(reason)
-        advance((place + 1) / len(every))
-    return LayerState(held.queries.info, held.moments, session.grams.get(layer), states)
+            return str(reason)
+
+    grams = session.grams.get(layer)
+    return LayerState(held.queries.info, held.moments, grams, {}), measure
+
+
+def corpus_layer(session: Session, layer: int, part: int) -> LayerState:
+    """The states of all heads of a layer over one part."""
+    state, measure = corpus_heads(session, layer, part)
+    every = session.heads(layer)
+    for head, found in zip(every, for_heads(measure, every, state.device), strict=True):
+        state.heads[head] = found
+        advance(len(state.heads) / len(every))
+    return state
 
 
 def _head_state(
@@ -342,7 +377,8 @@ def _head_state(
         )
         if not bool(torch.isfinite(block.scores).all()):
             raise ValueError(OVERFLOW)
-        states = {each.name: each.update(states[each.name], block) for each in statistics}
+        for each in statistics:  # one by one: old states are large
+            states[each.name] = each.update(states[each.name], block)
     found = {
         name: {key: x[head] for key, x in own.items()} for name, own in held.queries.windows.items()
     }

@@ -160,6 +160,11 @@ class LayerMoments:
         none = extremes.init(hidden.shape[-1], dtype=hidden.dtype)
         return cls(TokenMoments.of(hidden), extremes.update(none, hidden), pair)
 
+    @cached_property
+    def tails(self) -> TokenTails | None:
+        """Which law the largest norms and coordinates of what entered the layer follow."""
+        return None if self.extremes is None else extremes.finish(self.extremes)
+
     def merge(self, other: LayerMoments) -> LayerMoments:
         """Over the tokens of both."""
         hidden = largest = None

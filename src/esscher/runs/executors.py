@@ -10,6 +10,7 @@ A local worker is a fresh process at the other end of a pipe. It ends when its p
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import importlib
 import json
@@ -84,6 +85,7 @@ class Work:
         spec = spec_of(self.context)
         with _threads(spec.threads):
             tables = self.job.compute(self.context, unit)
+        give_back()
         header = {**self.header, "index": index, "unit": unit}
         return encode_shard(declare(as_tables(tables), self.job.columns(spec)), header)
 
@@ -105,6 +107,14 @@ def compute_remotely(order: str, index: int, unit: Unit, expected: dict[str, str
             _opened[order] = Work.open(order)
         work = _opened[order]
     return work.shard(index, unit)
+
+
+def give_back() -> None:
+    """Return freed memory to the system where the C library keeps it, as glibc does: a process then
+    holds what it needs, in place of the most that it ever needed.
+    """
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ take the place of pieces.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -52,6 +53,7 @@ INSIDE = 0.5  # of the pool's keys: the largest n that a pool tells of
 FEWEST = 30  # effective tokens of the pool below which a few keys decide
 NEEDED, EXPONENT = "tokens_needed_10pct", "beta_fit"
 ERROR, EFFECTIVE = f"relative_{COMPARED}", f"effective_{COMPARED}"
+ROOM = 2**21  # cells of pieces at once: 16 MB
 SIZES = ("whole", "half", "quarter", "eighth")
 
 
@@ -114,18 +116,21 @@ class MoreText(Statistic):
         """Means over the queries on parts of the pool of each size."""
         if len(state.parts) < PIECES:  # an own context, too wide, or fewer keys than pieces
             return {}
-        n, found = drawn_ladder(head.spec, head.n_keys), dict[str, Tensor]()
-        for name, parts in _subsets([state.parts[name] for name in sorted(state.parts)]):
-            # the grid's own error is that of the whole pool's curve, and not measured again
-            errors = [error_numbers(part, n) for part in parts]
-            found |= {
-                f"{name} mse": torch.stack([one["mse"].mean(0) for one in errors]),
-                f"{name} limit": torch.stack(
-                    [one["limit"].square().sum(1).mean() for one in errors]
-                ),
-                f"{name} sum_p2": torch.stack([one["sum_p2"].mean(0) for one in errors]),
-            }
-        return found
+        n, found = drawn_ladder(head.spec, head.n_keys), defaultdict[str, list[Tensor]](list)
+        pieces = [state.parts[name] for name in sorted(state.parts)]
+        largest = max(piece.cells[:, :1].numel() for piece in pieces)
+        step, device = max(1, ROOM // (PIECES * largest)), state.empty.keys.device
+        for start in range(0, len(state.empty.keys), step):
+            stop = min(start + step, len(state.empty.keys))
+            rows = torch.arange(start, stop, device=device)
+            for name, parts in _subsets(pieces, rows):
+                # the grid's own error is that of the whole pool's curve, and not measured again
+                errors = error_numbers(parts, n)
+                errors["limit"] = errors["limit"].square().sum(1)
+                for key in ("mse", "limit", "sum_p2"):
+                    x = errors[key]
+                    found[f"{name} {key}"].append(x.reshape(-1, len(rows), *x.shape[1:]))
+        return {name: torch.cat(values, 1).mean(1) for name, values in found.items()}
 
     def finish(self, found: Numbers, end: HeadEnd) -> Result:
         numbers = headline_numbers(end.spec)
@@ -186,20 +191,37 @@ class MoreText(Statistic):
         )
 
 
-def _subsets(pieces: Sequence[Deposit]) -> Iterator[tuple[str, list[Deposit]]]:
-    """Parts of the pool by their size, one size in memory at a time; the pool without each piece,
-    from the other one of each pair on the way up.
+def _subsets(pieces: Sequence[Deposit], rows: Tensor) -> Iterator[tuple[str, Deposit]]:
+    """The parts of the pool of each size for some queries, those of one part after those of the
+    other; the pool without each piece, from the other one of each pair on the way up.
     """
-    levels = [list(pieces)]
-    while len(levels[-1]) > 1:
-        pairs = zip(levels[-1][::2], levels[-1][1::2], strict=True)
-        levels.append([deposit.merge(a, b) for a, b in pairs])
-    yield from zip(SIZES[::-1], levels, strict=True)
-    without = []
-    for piece in range(len(pieces)):
-        others = [level[(piece >> height) ^ 1] for height, level in enumerate(levels[:-1])]
-        without.append(reduce(deposit.merge, others))
-    yield "without", without
+    first = torch.stack([piece.first[rows] for piece in pieces]).amin(0)
+    end = torch.stack([piece.end[rows] for piece in pieces]).amax(0)
+    empty = deposit.init(len(rows), pieces[0].grid, pieces[0].center)
+    frame = replace(empty, first=first, end=end)  # of all pieces, so that their cells add
+
+    def below(cells: Tensor, keys: Tensor) -> Deposit:
+        parts = len(keys)
+        cells, keys = cells.flatten(1, 2), keys.flatten()
+        edges = first.repeat(parts), end.repeat(parts)
+        return Deposit(frame.grid, frame.center, cells, edges[0], edges[1], keys)
+
+    length = int((end - first).max())
+    cells = [frame.cells.new_empty(len(frame.cells), len(pieces), len(rows), length)]
+    for i, piece in enumerate(pieces):
+        cells[0][:, i] = deposit.merge(frame, deposit.take(piece, rows)).cells
+    keys = [torch.stack([piece.keys[rows] for piece in pieces])]
+    yield SIZES[-1], below(cells[0], keys[0])
+    for name in SIZES[-2::-1]:
+        cells.append(cells[-1][:, ::2] + cells[-1][:, 1::2])
+        keys.append(keys[-1][::2] + keys[-1][1::2])
+        yield name, below(cells[-1], keys[-1])
+    place = torch.arange(len(pieces), device=first.device)
+    rest, counts = torch.zeros_like(cells[0]), torch.zeros_like(keys[0])
+    for height in range(len(cells) - 1):
+        rest += cells[height][:, (place >> height) ^ 1]
+        counts += keys[height][(place >> height) ^ 1]
+    yield "without", below(rest, counts)
 
 
 def _rows(
