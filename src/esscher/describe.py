@@ -4,6 +4,7 @@ weights are read.
 
 from __future__ import annotations
 
+import math
 import time
 import timeit
 from dataclasses import dataclass
@@ -51,6 +52,7 @@ class Cost:
     tokens: int  # of text
     keys: int  # that a query meets
     queries: int
+    units: int  # of work, which workers share
     operations: dict[str, float]
     speed: float  # operations a second
 
@@ -181,6 +183,9 @@ def estimate_cost(loaded: Loaded, asked: ProbeSpec = DEFAULT) -> Cost:
     square @ square  # the first product is slow
     spent = timeit.timeit(lambda: square @ square, timer=time.process_time, number=PRODUCTS)
     speed = 2.0 * SIDE**3 * PRODUCTS / spent
+    units = len(session.units)
+    if tokens > laid_out:
+        units = len(session.blocks) * math.ceil(tokens / asked.part)
     parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
     weights = torch.finfo(DTYPES[asked.dtype]).bits // 8 * parameters
     return Cost(
@@ -189,6 +194,7 @@ def estimate_cost(loaded: Loaded, asked: ProbeSpec = DEFAULT) -> Cost:
         tokens=tokens,
         keys=session.windows.length if session.own else tokens,
         queries=len(session.queries),
+        units=units,
         operations=operations,
         speed=speed,
     )
