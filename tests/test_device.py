@@ -45,6 +45,7 @@ NAMED = {
     "icl/training.py:evaluate": "squared errors of prompts",
     "inputs.py:is_finite": "whether inputs are finite",
     "measures/matrices.py:<genexpr>": "whether inputs are in range",
+    "probe/statistics/frontier.py:kept_first": "which keys each rule keeps, for the page",
     "probe/session.py:grams": "W_q W_q' of each head, once",
     "probe/measure.py:_tree": "the state of a unit, for the store",
     "tails/extremes.py:<genexpr>": "largest numbers of a head, fitted by scipy",
