@@ -173,10 +173,13 @@ def test_the_command_that_a_probe_ends_with_works(
     more = ["--texts", "1", "--no-report", "--out", str(tmp_path / "whole")]
     code, shown, _ = run([*whole.split(" ")[2:], *more], capsys)
     assert code == 0
-    call = shown.splitlines()[-1].split(" in Python ")[0].removeprefix("Next: ")
+    call = shown.splitlines()[-1].removeprefix("Next: ")
     model = load_model(asked[1], with_head=True).model
-    ids = torch.arange(60)[None] % 40
-    made = eval(call, {"es": es, "model": model, "ids": ids}).compression
+    model.generation_config.max_new_tokens = 2
+    ids = 1 + torch.arange(60)[None] % 39
+    names = {"es": es, "model": model, "ids": ids}
+    exec(call, names)
+    made = names["cache"].compression
     assert made.keys_full == 42 * 2 * 2  # as many tokens, in two layers of two key-value heads
     usual = inspect.signature(es.compress).parameters
     assert {name: usual[name].default for name in USUAL} == USUAL

@@ -171,10 +171,10 @@ def _split(
     one_for_all = shares.size > 0
     for i in range(len(weights)):
         weight, own, last = w[i], numbers[i], sizes
-        _chances(gain[i], factor[i, 0], chance[i])
+        lost = _chances(gain[i], factor[i, 0], chance[i])
         mean, usual = _mean(weights[i], chance[i], weight, reweight)
         own[KEPT], own[USUAL], own[FROM] = mean, usual, last
-        if not mean > LIGHT:
+        if lost or not mean > LIGHT:
             continue
         _measure(
             weights[i], chance[i], weight, reweight, 1 / mean, usual, relative[i], rows[FIRST, i]
@@ -244,12 +244,16 @@ def _split(
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=FAST)
-def _chances(gain: Any, factor: float, p: Any) -> None:
-    one, zero, most, edge = np.float32(1.0), np.float32(0.0), np.inf, 1.0 - 1e-7
+def _chances(gain: Any, factor: float, p: Any) -> int:
+    """p, and of how many keys float32 does not tell it from 1."""
+    one, zero, most, edge, lost = np.float32(1.0), np.float32(0.0), np.inf, 1.0 - 1e-7, 0
     for j in range(p.size):
-        q = gain[j] * factor  # 0 times infinity is never kept; float32 may not make it 1
+        q = gain[j] * factor  # 0 times infinity is never kept
         part = np.float32(min(q, edge)) if q > 0 else zero
-        p[j] = one if q >= 1 or gain[j] == most else part
+        sure = q >= 1 or gain[j] == most
+        p[j] = one if sure else part
+        lost += 1 if q > edge and not sure else 0
+    return lost
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=FAST)
